@@ -20,7 +20,7 @@ from torch import nn
 import rlox
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.config import BufferConfig
-from rlox.nn.actors import DiscreteQNetwork, RecurrentQNetwork
+from rlox.nn.actors import CategoricalPolicy, DiscreteQNetwork, RecurrentQNetwork
 from rlox.nn.policies import DiscretePolicy
 
 for module in (masked_envs, zoo_probes, sys.modules[__name__]):
@@ -28,8 +28,8 @@ for module in (masked_envs, zoo_probes, sys.modules[__name__]):
 
 # What each algorithm of the table can do. A new one has to be put here.
 REMEMBER = {"a2c", "appo", "bc", "dqn", "impala", "mappo", "ppo"}
-FOLLOW_MASKS = {"a2c", "appo", "bc", "dqn", "impala", "mappo", "ppo"}
-CONTINUOUS = {"cql", "iql", "sac", "td3", "td3_bc"}  # only these actions, which have no masks
+FOLLOW_MASKS = {"a2c", "appo", "bc", "dqn", "impala", "mappo", "ppo", "sac"}
+CONTINUOUS = {"cql", "iql", "td3", "td3_bc"}  # only these actions, which have no masks
 NEITHER = {"dreamer", *LANGUAGE}
 
 
@@ -61,7 +61,7 @@ class Pictures(Strict):
 
 
 class Foreign(nn.Module):
-    """A policy of a user, with neither memory nor masks; also values for DQN."""
+    """A policy of a user, with neither memory nor masks; also values for DQN, and logits for SAC."""
 
     def __init__(self):
         super().__init__()
@@ -88,6 +88,8 @@ class Foreign(nn.Module):
 def extend(name, memory):
     """A policy of rlox's own class, with the memory that is asked for."""
     shape = (memory, 4, 1, None) if memory else None
+    if name == "sac":
+        return CategoricalPolicy(2, 4, 8)
     if name != "dqn":
         return DiscretePolicy(2, 4, 8, memory=shape)
     return RecurrentQNetwork(2, 4, [8], "relu", False, shape) if shape else DiscreteQNetwork(2, 4, [8], "relu", False)
@@ -117,6 +119,7 @@ class Choice(NamedTuple):
 
 
 ON_POLICY = ("a2c", "appo", "impala", "mappo", "ppo")
+OFF = ("dqn", "sac")  # of transitions, with discrete actions
 ACTORS = ("appo", "impala")
 UNKNOWN = "unknown hyper-parameter 'memory'"
 ALONE = "sequence_length must be null without a memory"
@@ -126,27 +129,27 @@ ON_HOST = "env_backend must be auto.* got 'tensor'"
 
 CHOICES = {
     "nothing": Choice({}),
-    "torch": Choice({"backend": "torch"}, tuple(sorted({*REMEMBER, *CONTINUOUS} & {*ONLINE}))),
+    "torch": Choice({"backend": "torch"}, tuple(sorted({*FOLLOW_MASKS, *CONTINUOUS} & {*ONLINE}))),
     "native": Choice({"backend": "native"}, (*ON_POLICY, "dqn"), with_memory=NOT_NATIVE),
-    "frame stack": Choice({"env_wrappers": [{"FrameStackObservation": {"stack_size": 3}}]}, (*ON_POLICY, "dqn")),
-    "pictures": Choice({"env_wrappers": [{"FrameStackObservation": {"stack_size": 4}}]}, (*ON_POLICY, "dqn")),
+    "frame stack": Choice({"env_wrappers": [{"FrameStackObservation": {"stack_size": 3}}]}, (*ON_POLICY, *OFF)),
+    "pictures": Choice({"env_wrappers": [{"FrameStackObservation": {"stack_size": 4}}]}, (*ON_POLICY, *OFF)),
     "normalisation": Choice({"normalize_obs": True, "normalize_rewards": True}, ON_POLICY),
-    "normalised observations": Choice({"normalize_obs": True}, ("dqn",)),
-    "compile": Choice({"compile": True}, (*ON_POLICY, "dqn"), with_memory=NOT_COMPILED),
-    "policy": Choice({"policy": extend}, (*ON_POLICY, "dqn")),
+    "normalised observations": Choice({"normalize_obs": True}, OFF),
+    "compile": Choice({"compile": True}, (*ON_POLICY, *OFF), with_memory=NOT_COMPILED),
+    "policy": Choice({"policy": extend}, (*ON_POLICY, *OFF)),
     "foreign policy": Choice(
         {"policy": Foreign},
-        (*ON_POLICY, "dqn"),
+        (*ON_POLICY, *OFF),
         with_memory="policy must have a memory|memory must be none for a policy without one",
         with_masks="policy must be a subclass of rlox.nn.policies.DiscretePolicy",
     ),
     "update": Choice(
         {"class": with_update},
-        (*ON_POLICY, "dqn"),
+        (*ON_POLICY, *OFF),
         with_memory="the update of Own does not declare that it reads batch.sequences",
         with_masks="the update of Own does not declare that it reads batch.masks",
     ),
-    "update that reads": Choice({"class": lambda base: with_update(base, "masks", "sequences")}, (*ON_POLICY, "dqn")),
+    "update that reads": Choice({"class": lambda base: with_update(base, "masks", "sequences")}, (*ON_POLICY, *OFF)),
     "tensors": Choice(
         {"env_backend": "tensor"}, tuple(ONLINE), with_memory=ON_HOST, with_masks="no tensor version",
     ),
@@ -155,10 +158,10 @@ CHOICES = {
     "sequence length": Choice({"sequence_length": 8}, ("appo", "mappo", "ppo"), without_memory=ALONE),
     "processes": Choice({"actors": "processes"}, ACTORS),
     "replay": Choice({"replay_rollouts": 1}, ACTORS),
-    "prioritised replay": Choice({"buffer": "prioritized"}, ("dqn",), with_memory="buffer must be uniform"),
-    "replay on disk": Choice({"buffer": "mmap"}, ("dqn",), with_memory="buffer must be uniform"),
-    "replay on a GPU": Choice({"buffer": BufferConfig(device="cuda")}, ("dqn",), alone="buffer.device"),
-    "n-step returns": Choice({"n_step": 3}, ("dqn",)),
+    "prioritised replay": Choice({"buffer": "prioritized"}, OFF, with_memory="buffer must be uniform"),
+    "replay on disk": Choice({"buffer": "mmap"}, OFF, with_memory="buffer must be uniform"),
+    "replay on a GPU": Choice({"buffer": BufferConfig(device="cuda")}, OFF, alone="buffer.device"),
+    "n-step returns": Choice({"n_step": 3}, OFF),
     "dueling": Choice({"dueling": True}, ("dqn",)),
 }  # fmt: skip
 KINDS = {"lstm": ("lstm", False), "gru": ("gru", False), "masks": (None, True), "both": ("lstm", True)}
@@ -189,14 +192,15 @@ def find_reasons(name, choice, memory, masked):
         yield choice.with_memory
     if not memory and choice.without_memory:
         yield choice.without_memory
-    if masked and choice.with_masks and (choice.arguments.get("policy") is not Foreign or name != "dqn"):
+    if masked and choice.with_masks and (choice.arguments.get("policy") is not Foreign or name not in OFF):
         yield choice.with_masks
     if choice.alone:
         yield choice.alone
 
 
 def build(name, choice, memory, masked):
-    arguments, cls = {"n_envs": 2, "seed": 1, **choice.arguments}, resolve(ALGORITHMS[name].cls)
+    arguments, entry = {"n_envs": 2, "seed": 1, **choice.arguments}, ALGORITHMS[name]
+    cls = resolve(entry.discrete or entry.cls)
     settings = OFF_POLICY if off_policy(name) else {"n_steps": 16, "hidden_sizes": [8]}
     settings = SEQUENCES if of_sequences(name) else settings
     if memory:

@@ -40,7 +40,7 @@ KINDS = {
 # With these settings values converge within a few seconds, and are sums of rewards alone.
 BOOTSTRAP = {
     "dqn": {"target_update_freq": 50},
-    "sac": {"tau": 0.05, "auto_entropy": False, "ent_coef": 0.0},
+    **{name: {"tau": 0.05, "auto_entropy": False, "ent_coef": 0.0} for name in ("sac", "sac-discrete")},
     "td3": {"tau": 0.05},
 }
 
@@ -225,7 +225,9 @@ def test_value_learns_one_over_one_minus_gamma_under_a_time_limit(name):
     algorithm.train(20_000 if not off_policy(name) else 6_000)
     obs = torch.zeros(1, 1)
     with torch.no_grad():
-        if hasattr(algorithm, "critics"):
+        if name == "sac-discrete":
+            values = algorithm.critics.action_values(obs)
+        elif hasattr(algorithm, "critics"):
             values = algorithm.critics(obs, algorithm.policy.unit_mode(obs))
         else:
             values = (algorithm.policy if off_policy(name) else algorithm.policy.get_value)(obs)
@@ -631,7 +633,7 @@ def test_exactly_the_first_steps_are_random(name):
     same = np.isclose(np.asarray(rows["actions"]).reshape(total, -1), own, atol=1e-5).all(1)
     if not name.startswith("sac"):  # SAC samples its actions
         assert same[starts:].all()
-    if not name.startswith("dqn"):  # a random action of DQN may equal the policy's
+    if name not in takes("discrete"):  # a random one of two actions may equal the policy's
         assert not same[:starts].any()
     assert not same[:starts].all()
     assert not same[starts - 4 : starts].all() or name.startswith("dqn")

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rlox.nn.critics.ensemble import CriticEnsemble
-    from rlox.nn.critics.heads import Head
+    from rlox.nn.critics.ensemble import CriticEnsemble, Dropout
     from rlox.nn.optimizers import FlatOptimizer
 
 
@@ -58,22 +57,18 @@ class ActorCriticAlgorithm(OffPolicyAlgorithm):
 
         The target is copied before the optimisers move the online networks' parameters into one block.
         """
-        from rlox.nn.critics.ensemble import CriticEnsemble, Dropout
+        from rlox.nn.critics.ensemble import Dropout
         from rlox.nn.critics.norms import scale_units_
         from rlox.nn.modules import flat_copy
 
-        c, spec = self.config, self.spec
+        c = self.config
         if self.ranks.joined and c.uses_batch_statistics:
             raise ValueError(
                 f"{type(self).__name__}: critic_norm and actor_norm must be none or layer with distributed=ddp, since "
                 "each rank would have the statistics of its own part of a batch"
             )
         dropout = Dropout(c.dropout, Rng(self.seed, Stream.DROPOUT)) if c.dropout else None
-        networks = CriticEnsemble(
-            spec.obs_dim, spec.act_dim, self._critic_widths, c.activation, rng,
-            c.n_critics, self._make_head(), c.critic_norm, c.norm_after, dropout,
-        )  # fmt: skip
-        self.critics = self.keep("critics", networks.to(self.device))
+        self.critics = self.keep("critics", self._make_ensemble(rng, dropout).to(self.device))
         if c.unit_norm:
             self.critics.scale_units_()
             scale_units_(self.policy)
@@ -84,18 +79,20 @@ class ActorCriticAlgorithm(OffPolicyAlgorithm):
         if dropout is not None:
             self.target.dropout = self.keep("dropout", dropout)  # one generator for both networks
 
-    @property
-    def _critic_widths(self) -> list[int]:
-        c = self.config
-        return c.hidden_sizes if c.critic_hidden_sizes is None else c.critic_hidden_sizes
+    def _make_ensemble(self, rng: Rng, dropout: Dropout | None) -> CriticEnsemble:
+        """Create the critics, of what `critic_head` says."""
+        from rlox.nn.critics.ensemble import CriticEnsemble
+        from rlox.nn.critics.heads import CategoricalHead, Head, MeanHead, QuantileHead
 
-    def _make_head(self) -> Head:
-        from rlox.nn.critics.heads import CategoricalHead, MeanHead, QuantileHead
-
-        c = self.config
+        c, spec = self.config, self.spec
+        head: Head = MeanHead()
         if c.critic_head == "categorical":
-            return CategoricalHead(c.n_bins, c.v_min, c.v_max)
-        return QuantileHead(c.n_quantiles, c.drop_quantiles) if c.critic_head == "quantile" else MeanHead()
+            head = CategoricalHead(c.n_bins, c.v_min, c.v_max)
+        elif c.critic_head == "quantile":
+            head = QuantileHead(c.n_quantiles, c.drop_quantiles)
+        widths = c.hidden_sizes if c.critic_hidden_sizes is None else c.critic_hidden_sizes
+        sizes = (spec.obs_dim, spec.act_dim, widths, c.activation, rng, c.n_critics)
+        return CriticEnsemble(*sizes, head, c.critic_norm, c.norm_after, dropout)
 
     def adam(self, block: str, parameters: Iterable[nn.Parameter]) -> FlatOptimizer | NativeAdam:
         if self.backend == "native":
@@ -124,11 +121,13 @@ class ActorCriticAlgorithm(OffPolicyAlgorithm):
         return super()._kernel_obstacle(policy) if option is None else f"only PyTorch computes {option}"
 
     def _network_sizes(self) -> tuple[int, int]:
-        policy, critics = super()._network_sizes()
-        if self.config.find_torch_option() is None:
+        (policy, critics), c = super()._network_sizes(), self.config
+        if c.find_torch_option() is None:
             return policy, critics
-        widths = [self.spec.obs_dim + self.spec.act_dim, *self._critic_widths, self._make_head().n_outputs]
-        return policy, self.config.n_critics * sum((n_in + 1) * n_out for n_in, n_out in pairwise(widths))
+        hidden = c.hidden_sizes if c.critic_hidden_sizes is None else c.critic_hidden_sizes
+        n_outputs = {"mean": 1, "categorical": c.n_bins, "quantile": c.n_quantiles}[c.critic_head]
+        widths = [self.spec.obs_dim + self.spec.act_dim, *hidden, n_outputs]
+        return policy, c.n_critics * sum((n_in + 1) * n_out for n_in, n_out in pairwise(widths))
 
     # ---- parts of an update
 

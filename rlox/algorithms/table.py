@@ -21,6 +21,7 @@ class Entry(NamedTuple):
 
     cls: str  # "module:Class"
     config: str  # "module:Config"
+    discrete: str | None = None  # "module:Class" for environments with discrete actions, if that is another one
 
 
 ALGORITHMS: dict[str, Entry] = {
@@ -38,13 +39,15 @@ ALGORITHMS: dict[str, Entry] = {
     "online_dpo": Entry("rlox.algorithms.online_dpo:OnlineDPO", "rlox.config.llm:OnlineDPOConfig"),
     "ppo": Entry("rlox.algorithms.ppo:PPO", "rlox.config.on_policy:PPOConfig"),
     "reward_model": Entry("rlox.algorithms.reward_model:RewardModel", "rlox.config.llm:RewardModelConfig"),
-    "sac": Entry("rlox.algorithms.sac:SAC", "rlox.config.off_policy:SACConfig"),
+    "sac": Entry(
+        "rlox.algorithms.sac:SAC", "rlox.config.off_policy:SACConfig", "rlox.algorithms.discrete_sac:DiscreteSAC"
+    ),
     "sft": Entry("rlox.algorithms.sft:SFT", "rlox.config.llm:SFTConfig"),
     "td3": Entry("rlox.algorithms.td3:TD3", "rlox.config.off_policy:TD3Config"),
     "td3_bc": Entry("rlox.algorithms.td3_bc:TD3BC", "rlox.config.offline:TD3BCConfig"),
 }
 
-_CLASSES = {path.split(":")[1]: path for entry in ALGORITHMS.values() for path in entry}
+_CLASSES = {path.split(":")[1]: path for entry in ALGORITHMS.values() for path in entry if path}
 
 __all__ = [
     "ALGORITHMS",

@@ -26,7 +26,13 @@ _MINIATURE = 512
 
 
 def footprint(
-    config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, n_pushed: int, state_dim: int = 0
+    config: BufferConfig,
+    spec: EnvSpec,
+    n_envs: int,
+    gamma: float,
+    n_pushed: int,
+    state_dim: int = 0,
+    with_masks: bool = False,
 ) -> Footprint | None:
     """Return the bytes that `make_buffer`'s memory for the same arguments takes after `n_pushed` transitions.
 
@@ -38,7 +44,8 @@ def footprint(
     if isinstance(config, MmapBufferConfig):
         with tempfile.TemporaryDirectory(prefix="rlox-replay-") as folder:
             # With everything hot there is no table of cold blocks either, so that all memory is rows.
-            mini: Any = make_buffer(replace(config, size=least, hot_size=least, folder=folder), spec, n_envs, gamma)
+            small_config = replace(config, size=least, hot_size=least, folder=folder)
+            mini: Any = make_buffer(small_config, spec, n_envs, gamma, with_masks=with_masks)
             row = mini.ram_budget // least
             mini.close()
         hot = config.n_hot * row
@@ -47,7 +54,8 @@ def footprint(
         return None
 
     def nbytes(size: int) -> int:
-        memory: Any = make_buffer(replace(config, size=size), spec, n_envs, gamma, state_dim)
+        sizes = (n_envs, gamma, state_dim)
+        memory: Any = make_buffer(replace(config, size=size), spec, *sizes, with_masks=with_masks)
         return memory.nbytes
 
     try:

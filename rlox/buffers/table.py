@@ -167,14 +167,21 @@ def takes_masks(name: str) -> bool:
 
 
 def make_buffer(
-    config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, state_dim: int = 0, device: str = "cpu"
+    config: BufferConfig,
+    spec: EnvSpec,
+    n_envs: int,
+    gamma: float,
+    state_dim: int = 0,
+    device: str = "cpu",
+    with_masks: bool = False,
 ) -> Buffer:
     """Build the replay memory that `config` describes, for the observations and actions of `spec`.
 
     On another `device` than the CPU, it is one of `ON_DEVICE`. A memory of sequences stores actions in the form that a
     world model takes, `EnvSpec.model_width` numbers each, and with every step `state_dim` numbers for the state of the
     agent. A uniform memory becomes one of sequences, all equally likely, if there is a `state_dim`; then its user
-    computes n-step returns, and the flags of legal actions, if there are masks, follow the numbers of an action.
+    computes n-step returns, and the flags of legal actions, if there are masks, follow the numbers of an action. They
+    also do in a memory of transitions `with_masks`, those of the observation that was acted on.
 
     Raises
     ------
@@ -186,7 +193,8 @@ def make_buffer(
         config = SequenceBufferConfig(size=config.size)
         act_dim += sum(spec.choices) if spec.masked else 0
     cls = buffer_class(config.name) if device == "cpu" else resolve_name(ON_DEVICE[config.name])
-    arguments = {"obs_dim": spec.obs_dim, "act_dim": math.prod(spec.action_shape), **config.arguments()}
+    n_stored = math.prod(spec.action_shape) + (sum(spec.choices) if with_masks and spec.masked else 0)
+    arguments = {"obs_dim": spec.obs_dim, "act_dim": n_stored, **config.arguments()}
     if config.holds == "sequences":
         arguments |= {"act_dim": act_dim, "n_envs": n_envs, "state_dim": state_dim}
     if config.n_step > 1:

@@ -54,6 +54,7 @@ class ReplayCollector(Collector):
         self._noise: np.ndarray | None = None
         self._mask: np.ndarray | None = None  # (N, n_actions) bool: the legal actions in `_raw`, if there are masks
         self.n_step = 1  # steps of the memory's n-step returns
+        self.stores_masks = False  # whether the flags of the actions legal in `obs` follow the numbers of an action
         self._fed: tuple[Any, int | None] | None = None  # memory of the last step, and its n_pushed
         self.normalizer: VecNormalize | None = None  # normalises the policy's observations; updated in each step
         self.action_noise: ActionNoise | None = None  # added to the policy's actions, not to random ones
@@ -92,13 +93,17 @@ class ReplayCollector(Collector):
         actions = self.spec.clip(
             self.spec.random_actions(self.rng, self.n_envs, self._mask) if random else self._explore(policy, obs)
         )
+        legal = self._mask.astype(np.float32) if self.stores_masks and self._mask is not None else None
         rewards = self._advance(obs, actions)
         terminated, truncated, n = out["terminated"], out["truncated"], self.n_envs
         self.continue_in(buffer)
+        stored = actions.reshape(n, -1).astype(np.float32, copy=False)
+        if legal is not None:
+            stored = np.concatenate([stored, legal], 1, dtype=np.float32)
         buffer.push_batch(
             obs.reshape(n, -1),
             out["final_obs"].reshape(n, -1),
-            actions.reshape(n, -1).astype(np.float32, copy=False),
+            stored,
             rewards,
             terminated,
             truncated,

@@ -93,7 +93,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
 # The methods that a kernel replaces, or that create what it computes on. Any other method may be overridden.
 _UPDATE = (
     "update", "setup", "make_policy", "adam", "compiled", "progress", "clip", "sample_minibatches", "minibatches",
-    "explained_variance", "draw_order", "_make_critics", "_make_head", "_make_net", "_make_one", "_make_optimizer",
+    "explained_variance", "draw_order", "_make_critics", "_make_ensemble", "_make_net", "_make_one", "_make_optimizer",
     "_branch", "_draw_noise", "_draw_uniform", "_loss", "_noise_shape", "_move_target", "_move_target_when_due",
     "_moves_policy", "_policy_arguments", "_step_by_step", "_uniform_shape", "_weight",
 )  # fmt: skip

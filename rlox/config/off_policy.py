@@ -221,11 +221,13 @@ class SACConfig(EntropyConfig, TwinCriticConfig):
     learning_rate: float = searched(3e-4, LEARNING_RATES)  # step size of policy, critics and temperature at the start
     policy_delay: int = 1  # critic updates per update of policy and temperature
     entropy_per_action: float = -1.0  # nats per component of an action, of target_entropy=null
+    entropy_fraction: float = 0.89  # with discrete actions, part of the largest entropy, for target_entropy=null
 
     def rules(self):
         yield from super().rules()
         yield "policy_delay", self.policy_delay >= 1, "be >= 1"
         yield "entropy_per_action", math.isfinite(self.entropy_per_action), "be finite"
+        yield "entropy_fraction", 0 <= self.entropy_fraction <= 1, "be in [0, 1]"
 
     def find_torch_option(self):
         return super().find_torch_option() or (None if self.policy_delay == 1 else f"policy_delay={self.policy_delay}")

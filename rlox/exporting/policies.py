@@ -153,7 +153,9 @@ def _add_outputs(graph: Graph, module: nn.Module, x: Value) -> tuple[Value, Valu
         x, network = _add_body(graph, module.body, x), module.actor
     elif isinstance(module, QPolicy):
         network = module.q
-    elif isinstance(module, (CategoricalPolicy, BoundedPolicy)):
+    elif isinstance(module, CategoricalPolicy):
+        x, network = _add_body(graph, module.body, x), module.net
+    elif isinstance(module, BoundedPolicy):
         network = module.net
     if isinstance(network, RecurrentQNetwork) and type(network) is RecurrentQNetwork:
         x = _add_body(graph, network.body, x)

@@ -52,7 +52,9 @@ def _find_obstacle(algorithm: Any, config: BufferConfig) -> str | None:
     if config.size > MOST_ROWS:
         return f"it has more than {MOST_ROWS:,} transitions"
     mask_words = -(-sum(spec.choices) // 4) if spec.masked else 0
-    return _find_lack(4 * config.size * (2 * spec.obs_dim + mask_words + math.prod(spec.action_shape) + 4))
+    n_flags = sum(spec.choices) if algorithm.collector.stores_masks else 0
+    n_words = 2 * spec.obs_dim + mask_words + math.prod(spec.action_shape) + n_flags
+    return _find_lack(4 * config.size * (n_words + 4))
 
 
 def _find_lack(n_bytes: int) -> str | None:

@@ -230,13 +230,17 @@ class TanhMeanPolicy(BoundedPolicy):
 
 
 class CategoricalPolicy(Actor):
-    """Softmax of a network's outputs, one output per action; parameters as in `BoundedPolicy`."""
+    """Softmax of a network's outputs, one output per action.
+
+    Parameters as in `BoundedPolicy`; `obs_dim` may be the shape (C, H, W) of images, which go through `nature_cnn`
+    first, unless there is a custom `net`.
+    """
 
     adds_noise_to_logits = True
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | Sequence[int],
         n_actions: int,
         hidden: int | Sequence[int] = 256,
         activation: str = "relu",
@@ -244,8 +248,11 @@ class CategoricalPolicy(Actor):
         net: nn.Module | None = None,
     ):
         super().__init__()
-        self.n_actions = n_actions
-        self.net = NetworkSpec(obs_dim, hidden, activation, False, rng).mlp(n_actions) if net is None else net
+        self.n_actions, self.body = n_actions, None
+        if net is None:
+            spec = NetworkSpec(obs_dim, hidden, activation, False, rng)
+            self.body, net = spec.body, spec.mlp(n_actions)
+        self.net = net
 
     @property
     def state_dim(self) -> int:
@@ -254,7 +261,7 @@ class CategoricalPolicy(Actor):
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Return logits (B, n_actions)."""
-        return self.net(obs)
+        return self.net(obs if self.body is None else self.body(obs.float() / 255.0))
 
     def follow(self, obs: torch.Tensor, sequences: Sequences) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the memory through sequences. Return logits (B, n_actions) and the states (n, S) after their ends."""
@@ -262,7 +269,7 @@ class CategoricalPolicy(Actor):
 
     def log_prob(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """Return log-probabilities (B,) of actions (B,) int64, nats."""
-        return _categorical(self.net(obs), actions)[0]
+        return _categorical(self(obs), actions)[0]
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
         return (n, self.n_actions)
@@ -280,10 +287,10 @@ class CategoricalPolicy(Actor):
 
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Return actions (B,) int64."""
-        return self.pick(self.net(obs), noise)
+        return self.pick(self(obs), noise)
 
     def mode(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.pick_mode(self.net(obs))
+        return self.pick_mode(self(obs))
 
 
 class QPolicy(Actor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -179,7 +180,7 @@ class TransitionBatch(Columns):
     # dataset, which come last, have no index.
     indices: torch.Tensor | None = Column(optional=True)
     next_masks: torch.Tensor | None = Column(optional=True)  # (B, n_actions) bool, legal in next_obs; None: all are
-    masks: torch.Tensor | None = Column(optional=True)  # (B, n_actions) bool, legal in obs, if a dataset has them
+    masks: torch.Tensor | None = Column(optional=True)  # (B, n_actions) bool, legal in obs; None: all, or unknown
 
     def __len__(self) -> int:
         return len(self.__dict__["rewards"])
@@ -227,6 +228,7 @@ class TransitionBatch(Columns):
             return np.asarray(values, dtype).reshape(n, *shape)
 
         discounts = rows["discounts"] if "discounts" in rows else np.float32(gamma)
+        rows = _part_masks(rows, spec)
         columns = {
             "obs": column(rows["obs"], spec.obs_dtype, spec.obs_shape),
             "actions": column(rows["actions"], spec.action_dtype, spec.action_shape),
@@ -246,6 +248,7 @@ class TransitionBatch(Columns):
     @classmethod
     def from_tensors(cls, rows: Mapping[str, torch.Tensor], gamma: float, spec: EnvSpec) -> TransitionBatch:
         """Create a batch like `from_rows` from tensors on the learner's device, all f32 except the indices."""
+        rows = _part_masks(rows, spec)
         n, actions = len(rows["rewards"]), rows["actions"]
         if np.dtype(spec.action_dtype) == np.int64:
             actions = actions.long()
@@ -258,7 +261,16 @@ class TransitionBatch(Columns):
             weights=rows.get("weights"),
             indices=rows.get("indices"),
             next_masks=rows.get("next_masks"),
+            masks=rows.get("masks"),
         )
+
+
+def _part_masks(rows: Mapping[str, Any], spec: EnvSpec) -> Mapping[str, Any]:
+    """Return rows of a memory with the column ``masks``, if it stores them behind the numbers of an action."""
+    n, actions = math.prod(spec.action_shape), rows["actions"]
+    if not spec.masked or len(actions.shape) == 1 or actions.shape[1] != n + sum(spec.choices):
+        return rows
+    return {**rows, "actions": actions[:, :n], "masks": actions[:, n:] != 0}
 
 
 def draw_order(rng: Rng | None, n: int, device: Any) -> torch.Tensor:

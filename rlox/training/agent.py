@@ -151,6 +151,9 @@ class Agent(Algorithm):
         self.collector = self._make_collector(n_own, reward_fn)
         self.collector.name = env_name(env_id)
         self.spec = self.collector.spec
+        entry = ALGORITHMS.get(self.name)
+        if self.spec.discrete and entry is not None and entry.discrete and type(self) is resolve(entry.cls):
+            self.__class__ = resolve(entry.discrete)  # the environment decides it, which is only known from here on
         if env_backend == "envpool":
             options.eval_kwargs = evaluation_kwargs(self.collector.env)
         self._require_fitting_spec(where)
@@ -176,21 +179,19 @@ class Agent(Algorithm):
         """Raise ValueError unless the algorithm supports the environment, and the checkpoint to restore fits it."""
         spec, shapes = self.spec, self._saved_shapes
         if spec.action_kind not in self.actions:
-            classes = {name: resolve(entry.cls) for name, entry in ALGORITHMS.items()}
-            acting = {name: cls for name, cls in classes.items() if cls.Config.uses_dataset != "must"}
-            able = [name.upper() for name, cls in acting.items() if spec.action_kind in getattr(cls, "actions", ())]
+            entry = ALGORITHMS.get(self.name)
+            both = entry is not None and entry.discrete is not None and type(self) is resolve(entry.cls)
             raise ValueError(
-                f"{where}: the environment's actions must be {' or '.join(self.actions)}, got "
-                f"{spec.describe_actions()}; {spec.action_kind} actions are for {', '.join(able)}"
+                f"{where}: the environment's actions must be {' or '.join((*self.actions, *['discrete'] * both))}, got "
+                f"{spec.describe_actions()}; {spec.action_kind} actions are for "
+                + _list_able(lambda cls: spec.action_kind in cls.actions and cls.Config.uses_dataset != "must")
             )
         if spec.images and not self._mixed_images:
             spec.refuse_mixed_images(where)
         if spec.masked and not self._masks and "masks" not in getattr(self, "reads", ()):
-            classes = {name: resolve(entry.cls) for name, entry in ALGORITHMS.items()}
-            able = [name.upper() for name, cls in classes.items() if getattr(cls, "_masks", False)]
             raise ValueError(
                 f"{where}: the environment has action masks, which {self.name} does not use: it would take illegal "
-                f"actions; take {', '.join(able)}, or a wrapper that removes the masks"
+                f"actions; take {_list_able(lambda cls: cls._masks)}, or a wrapper that removes the masks"
             )
         if shapes is not None:
             require_shapes(where, shapes, self.config, spec)
@@ -609,3 +610,9 @@ class Agent(Algorithm):
         """End the environments' worker processes, if there are any. The trained policy remains usable."""
         if self.collector is not None:
             self.collector.close()
+
+
+def _list_able(is_able: Callable[[Any], bool]) -> str:
+    """Return the names of the algorithms that act and have a class for which `is_able` holds, for a message."""
+    kinds = {name: [resolve(path) for path in (e.cls, e.discrete) if path] for name, e in ALGORITHMS.items()}
+    return ", ".join(n.upper() for n, some in kinds.items() if any(issubclass(c, Agent) and is_able(c) for c in some))

@@ -207,6 +207,7 @@ class ReplayAgent(Agent):
     _usual_memory: ClassVar[str]
     _min_rows = 1  # rows that the memory must contain for an update
     _state_dim = 0  # S, the size of the agent's own state that the memory stores with every step; 0 for none
+    _keeps_masks = False  # whether the memory stores the masks of observations acted on, besides those of the next
 
     collector: ReplayCollector
     normalizer: VecNormalize | None = None
@@ -237,6 +238,7 @@ class ReplayAgent(Agent):
         )
         super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
         self._require_room(where)
+        self.collector.stores_masks = self._keeps_masks and self.spec.masked
         self._memory.connect(self.ranks, self.collector, self.spec, self.config.gamma, self._state_dim)
         if dataset is not None:
             self._take_dataset(where)
@@ -458,13 +460,15 @@ class ReplayMemory:
         if self.config is not None:
             collector.n_step = self.config.n_step
         if not state_dim:  # a memory of sequences has been checked with its agent
-            self._require_masks(spec)
+            self._require_masks(spec, collector)
         self._ranks, self._collector, self._spec = ranks, collector, spec
         self._gamma, self._state_dim = gamma, state_dim
 
-    def _require_masks(self, spec: EnvSpec) -> None:
+    def _require_masks(self, spec: EnvSpec, collector: ReplayCollector) -> None:
         """Raise ValueError unless the memory stores the masks of legal actions that the environment has."""
         wanted = sum(spec.choices) if spec.masked else 0
+        if self.config is None and collector.stores_masks:
+            raise ValueError(f"{self._where}: buffer must be a name or a configuration with action masks, not a memory")
         if self.config is None:
             got, kind = getattr(self._buffer, "mask_dim", 0), type(self._buffer).__name__
         elif wanted and self.config.holds == "transitions" and not takes_masks(self.config.name):
@@ -530,7 +534,8 @@ class ReplayMemory:
         elif isinstance(config, MmapBufferConfig):
             os.makedirs(config.folder, exist_ok=True)  # the memory would take a path that is new as its file's
         try:
-            return make_buffer(config, self._spec, self._collector.n_envs, self._gamma, self._state_dim, self.device)
+            sizes = (self._spec, self._collector.n_envs, self._gamma, self._state_dim, self.device)
+            return make_buffer(config, *sizes, with_masks=self._collector.stores_masks)
         except MemoryError as e:
             raise ValueError(f"{self._where}: buffer_size must fit in memory, got {config.size:,}: {e}") from e
 

@@ -350,9 +350,8 @@ class OffPolicy(Environment):
             yield from limits.disk_warnings(config, memory, folder, n_steps)
 
     def replay_footprint(self, algorithm: Any, config: RunConfig, n_steps: int) -> Footprint | None:
-        return footprint(
-            config.buffer, algorithm.spec, config.env.n_envs, config.algo.gamma, n_steps, algorithm._state_dim
-        )
+        sizes = (config.env.n_envs, config.algo.gamma, n_steps, algorithm._state_dim)
+        return footprint(config.buffer, algorithm.spec, *sizes, with_masks=algorithm.collector.stores_masks)
 
     def training_costs(self, algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         from rlox_cli.families.estimate import time_replay

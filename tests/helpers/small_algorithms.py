@@ -16,11 +16,14 @@ LANGUAGE = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).
 ONLINE = [name for name in ALGORITHMS if name not in (*OFFLINE, *LANGUAGE)]
 # Algorithms with a native path are also run with PyTorch.
 BY_TORCH = [f"{name}-torch" for name in ONLINE if hasattr(resolve(ALGORITHMS[name].cls), "update_native")]
-NAMES = [*ONLINE, *BY_TORCH]
+# Those with a class of its own for discrete actions.
+DISCRETE = [f"{name}-discrete" for name in ONLINE if ALGORITHMS[name].discrete]
+NAMES = [*ONLINE, *DISCRETE, *BY_TORCH]
 
 
 def entry(name):
-    return ALGORITHMS[name.removesuffix("-torch")]
+    base = ALGORITHMS[name.partition("-")[0]]
+    return base._replace(cls=base.discrete) if name in DISCRETE else base
 
 
 # Settings with which each algorithm finishes a test in about a second.
