@@ -6,6 +6,7 @@ To add an algorithm, add a Config to `rlox.config`, a file to `rlox.algorithms`,
 """
 
 import os
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -126,6 +127,23 @@ def load(path: str | os.PathLike, **arguments: Any) -> Any:
 
     name = load_checkpoint(path, mapped=True).header["algorithm"]
     return class_of(name, f"load: {path} must contain a known algorithm").from_checkpoint(path, **arguments)
+
+
+def list_able(is_able: Callable[[Any], bool]) -> str:
+    """Return the names of the algorithms that act and have a class for which `is_able` holds, for a message."""
+    kinds = {name: [resolve(path) for path in (e.cls, e.discrete) if path] for name, e in ALGORITHMS.items()}
+    return ", ".join(
+        name.upper() for name, some in kinds.items() if any(hasattr(cls, "actions") and is_able(cls) for cls in some)
+    )
+
+
+def explain_actions(cls: Any, spec: Any) -> str:
+    """Return which actions the algorithm class `cls` takes, those of `spec`, and which algorithms take these."""
+    entry, kinds = ALGORITHMS.get(cls.name), list(cls.actions)
+    if entry is not None and entry.discrete is not None and cls is resolve(entry.cls):
+        kinds += resolve(entry.discrete).actions
+    able = list_able(lambda other: spec.action_kind in other.actions and other.Config.uses_dataset != "must")
+    return f"{' or '.join(kinds)}, got {spec.describe_actions()}; {spec.action_kind} actions are for {able}"
 
 
 def resolve(path: str):

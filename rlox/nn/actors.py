@@ -230,11 +230,7 @@ class TanhMeanPolicy(BoundedPolicy):
 
 
 class CategoricalPolicy(Actor):
-    """Softmax of a network's outputs, one output per action.
-
-    Parameters as in `BoundedPolicy`; `obs_dim` may be the shape (C, H, W) of images, which go through `nature_cnn`
-    first, unless there is a custom `net`.
-    """
+    """Softmax of a network's outputs, one per action; parameters as in `BoundedPolicy`, `obs_dim` also (C, H, W)."""
 
     adds_noise_to_logits = True
 
@@ -248,11 +244,10 @@ class CategoricalPolicy(Actor):
         net: nn.Module | None = None,
     ):
         super().__init__()
-        self.n_actions, self.body = n_actions, None
+        self.n_actions, self.body, self.net = n_actions, None, net
         if net is None:
             spec = NetworkSpec(obs_dim, hidden, activation, False, rng)
-            self.body, net = spec.body, spec.mlp(n_actions)
-        self.net = net
+            self.body, self.net = spec.body, spec.mlp(n_actions)
 
     @property
     def state_dim(self) -> int:

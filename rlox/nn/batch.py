@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -222,13 +221,12 @@ class TransitionBatch(Columns):
     @staticmethod
     def columns_of(rows: Mapping[str, np.ndarray], gamma: float, spec: EnvSpec) -> dict[str, np.ndarray]:
         """Return the columns of a batch as arrays, from the result of `rlox.buffers.Buffer.sample`."""
-        n = len(rows["rewards"])
+        n, rows = len(rows["rewards"]), _part_masks(rows, spec)
 
         def column(values: np.ndarray, dtype: Any = np.float32, shape: tuple[int, ...] = (), n: int = n) -> np.ndarray:
             return np.asarray(values, dtype).reshape(n, *shape)
 
         discounts = rows["discounts"] if "discounts" in rows else np.float32(gamma)
-        rows = _part_masks(rows, spec)
         columns = {
             "obs": column(rows["obs"], spec.obs_dtype, spec.obs_shape),
             "actions": column(rows["actions"], spec.action_dtype, spec.action_shape),
@@ -267,8 +265,8 @@ class TransitionBatch(Columns):
 
 def _part_masks(rows: Mapping[str, Any], spec: EnvSpec) -> Mapping[str, Any]:
     """Return rows of a memory with the column ``masks``, if it stores them behind the numbers of an action."""
-    n, actions = math.prod(spec.action_shape), rows["actions"]
-    if not spec.masked or len(actions.shape) == 1 or actions.shape[1] != n + sum(spec.choices):
+    n, actions = len(spec.choices), rows["actions"]
+    if not spec.masked or actions.shape[1:] != (n + sum(spec.choices),):
         return rows
     return {**rows, "actions": actions[:, :n], "masks": actions[:, n:] != 0}
 

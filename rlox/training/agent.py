@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rlox.algorithms.table import ALGORITHMS, resolve
+from rlox.algorithms.table import ALGORITHMS, explain_actions, list_able, resolve
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, one_line
@@ -179,19 +179,13 @@ class Agent(Algorithm):
         """Raise ValueError unless the algorithm supports the environment, and the checkpoint to restore fits it."""
         spec, shapes = self.spec, self._saved_shapes
         if spec.action_kind not in self.actions:
-            entry = ALGORITHMS.get(self.name)
-            both = entry is not None and entry.discrete is not None and type(self) is resolve(entry.cls)
-            raise ValueError(
-                f"{where}: the environment's actions must be {' or '.join((*self.actions, *['discrete'] * both))}, got "
-                f"{spec.describe_actions()}; {spec.action_kind} actions are for "
-                + _list_able(lambda cls: spec.action_kind in cls.actions and cls.Config.uses_dataset != "must")
-            )
+            raise ValueError(f"{where}: the environment's actions must be {explain_actions(type(self), spec)}")
         if spec.images and not self._mixed_images:
             spec.refuse_mixed_images(where)
         if spec.masked and not self._masks and "masks" not in getattr(self, "reads", ()):
             raise ValueError(
                 f"{where}: the environment has action masks, which {self.name} does not use: it would take illegal "
-                f"actions; take {_list_able(lambda cls: cls._masks)}, or a wrapper that removes the masks"
+                f"actions; take {list_able(lambda cls: cls._masks)}, or a wrapper that removes the masks"
             )
         if shapes is not None:
             require_shapes(where, shapes, self.config, spec)
@@ -610,9 +604,3 @@ class Agent(Algorithm):
         """End the environments' worker processes, if there are any. The trained policy remains usable."""
         if self.collector is not None:
             self.collector.close()
-
-
-def _list_able(is_able: Callable[[Any], bool]) -> str:
-    """Return the names of the algorithms that act and have a class for which `is_able` holds, for a message."""
-    kinds = {name: [resolve(path) for path in (e.cls, e.discrete) if path] for name, e in ALGORITHMS.items()}
-    return ", ".join(n.upper() for n, some in kinds.items() if any(issubclass(c, Agent) and is_able(c) for c in some))
