@@ -13,11 +13,19 @@ from torch import nn
 
 import rlox
 from rlox.algorithms import A2C, BC, CQL, DQN, IMPALA, IQL, MAPPO, PPO, SAC, TD3, TD3BC, DreamerV3
+from rlox.checkpoint import load_checkpoint
 from rlox.distributed.ranks import ALONE, Ranks
 from rlox.nn.compiling import CompiledLoss
-from rlox.nn.modules import computes_bfloat16, generator_states, load_weights_, own_gpu, set_generator_states
+from rlox.nn.modules import (
+    choose_device,
+    computes_bfloat16,
+    device_for,
+    generator_states,
+    load_weights_,
+    own_gpu,
+    set_generator_states,
+)
 from rlox.nn.optimizers import FlatOptimizer
-from rlox.training.backend import choose_device, device_for
 
 ON = {"n_envs": 2, "n_steps": 16, "seed": 1, "hidden_sizes": [8]}
 OFF = {"n_envs": 2, "learning_starts": 24, "batch_size": 8, "seed": 1, "hidden_sizes": [8]}
@@ -412,3 +420,20 @@ def test_full_memory_is_no_damaged_checkpoint(tmp_path):
     PPO("CartPole-v1", policy=Own(), **ON).save(path)
     with pytest.raises(torch.OutOfMemoryError):
         PPO.from_checkpoint(path, policy=Full())
+
+
+def test_settings_of_a_gpu_change_nothing_on_the_cpu_and_say_so(command, tmp_path):
+    words = ("train", "algo=ppo", "env=CartPole-v1", "logger=none", "tuned=off", "total_timesteps=256", "device=cpu")
+    code, out, _ = command(*words, "hydra.run.dir=a", "deterministic=true", "matmul_precision=high")
+    assert not code
+    assert "deterministic: nothing to do on the CPU, where the same seed always gives the same bits" in out
+    assert "matmul_precision: high is for a GPU; the CPU computes in float32" in out
+    code, out, _ = command(*words, "hydra.run.dir=b")
+    assert "deterministic" not in out
+    one, other = (load_checkpoint(tmp_path / name / "checkpoints" / "last.safetensors") for name in "ab")
+    assert "numerics" not in one.header
+    for name, array in one.tensors["policy"].items():
+        np.testing.assert_array_equal(array, other.tensors["policy"][name])
+    code, _, err = command(*words, "hydra.run.dir=c", "matmul_precision=hihg")
+    assert code == 2
+    assert "matmul_precision must be one of highest, high, medium, got 'hihg'" in err

@@ -7,6 +7,7 @@ import types
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -147,6 +148,25 @@ def test_training_in_an_environment_of_another_package():
     assert isinstance(rlox.VecEnv(3, 0, "Counters-v0", device="cpu"), TorchVecEnv)
     with pytest.raises(ValueError, match="must be new"):
         register_vec_env("Counters-v0", lambda *_: None)
+    with pytest.raises(ValueError, match=r"Counters-v0 is registered with register_vec_env alone, .* on a device"):
+        ppo.evaluate(1)
+
+
+@pytest.mark.usefixtures("registered")
+def test_an_environment_without_evaluation_is_refused_before_a_run(command):
+    words = ("train", "algo=ppo", "env=Counters-v0", "env.backend=tensor", "device=cpu", "logger=none")
+    code, _, err = command(*words)
+    assert code == 2
+    assert "cannot be evaluated: Counters-v0 is registered with register_vec_env alone" in " ".join(err.split())
+    code, out, _ = command("ls", "envs")
+    assert "Counters-v0 (registered by a module; algo=ppo, a2c; without a version for evaluation)" in out
+    assert "  CartPole-v1 (algo=ppo, a2c)" in out
+    assert "  GridPursuit-v0 (algo=mappo, stepped from the host)" in out
+    gymnasium.register("Counters-v0", entry_point=lambda: None)
+    try:
+        assert table.find_evaluation_obstacle("Counters-v0") is None
+    finally:
+        del gymnasium.registry["Counters-v0"]
 
 
 @dataclass

@@ -26,8 +26,8 @@ from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import SequenceBatch
 from rlox.nn.modules import flat_copy
+from rlox.nn.numerics import autocast
 from rlox.nn.transfers import upload
-from rlox.training.backend import autocast
 from rlox.training.off_policy import require_bounds
 from rlox.training.sequences import SequenceAlgorithm
 from rlox.world_models.acting import DreamerPolicy, WorldModelActor

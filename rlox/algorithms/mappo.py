@@ -23,7 +23,7 @@ from rlox.collectors import RewardFn, RolloutCollector
 from rlox.compiled import NativePlayers, obstacle
 from rlox.config import MAPPOConfig, integer, require, shown
 from rlox.config.arguments import refuse_policy_name
-from rlox.envs.registry import is_multi_agent
+from rlox.envs.registry import env_name, is_multi_agent
 from rlox.envs.spec import read_mask, read_observations, split_mask, write_actions
 from rlox.evaluation.agents import evaluate_agents
 from rlox.gpu.collection import GpuPolicy, HostCollection
@@ -105,6 +105,30 @@ class MAPPO(OnPolicyAlgorithm):
 
     # ---- construction
 
+    def _choose_env_device(self, where: str, device: str, reward_fn: RewardFn | None) -> str | None:
+        # Copies of several agents may be tensors, but rollouts are collected on the host.
+        if self.several and self.env_options.backend == "tensor":
+            return None
+        return super()._choose_env_device(where, device, reward_fn)
+
+    def _make_env(self, n: int) -> Any:
+        """Return `n` environments with several agents."""
+        options = self.env_options
+        if options.backend != "tensor":
+            return make_multi_agent_env(self.env_id, n, self.seed, options.kwargs, options.workers)
+        from rlox.multi_agent.tensor import TENSOR_AGENT_ENVS, TensorMultiAgentVecEnv
+
+        if self.env_id not in TENSOR_AGENT_ENVS:
+            raise ValueError(
+                f"MAPPO: env_backend must be auto with {env_name(self.env_id)}, got 'tensor': only "
+                f"{', '.join(TENSOR_AGENT_ENVS)} has a tensor version with several agents"
+            )
+        if options.workers or self.ranks.joined:
+            rule = "env_workers must be 0" if options.workers else "distributed must be left out"
+            raise ValueError(f"MAPPO: {rule} with env_backend=tensor, whose copies are stepped together on one device")
+        device = "cuda" if self._requested_device == "cuda" else "cpu"
+        return TensorMultiAgentVecEnv(self.env_id, n, self.seed, options.kwargs, device)
+
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> RolloutCollector | MultiAgentCollector:
         c, options = self.config, self.env_options
         if not self.several:
@@ -123,7 +147,7 @@ class MAPPO(OnPolicyAlgorithm):
         remote = options.remote
         for name, value, rule in (
             ("env_wrappers", options.wrappers, "empty"),
-            ("env_backend", options.backend != "auto" and options.backend, "auto"),
+            ("env_backend", options.backend not in ("auto", "tensor") and options.backend, "auto or tensor"),
             ("reward_fn", reward_fn is not None and reward_fn, "None"),
             ("remote", remote is not None and remote.addresses, "left out"),
             ("normalize_obs", c.normalize_obs, "false"),
@@ -131,7 +155,7 @@ class MAPPO(OnPolicyAlgorithm):
         ):
             if value:
                 raise ValueError(f"MAPPO: {name} must be {rule} with several agents, got {value}")
-        env = make_multi_agent_env(self.env_id, n, self.seed, options.kwargs, options.workers)
+        env = self._make_env(n)
         try:
             collector = MultiAgentCollector(env, self.seed, c)
             self._require_agents(collector)

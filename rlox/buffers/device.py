@@ -17,6 +17,7 @@ from rlox.envs.tensor.philox import as_signed, make_multipliers, make_round_keys
 from rlox.kernels.buffers.prioritized import PrioritizedReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
+from rlox.nn.numerics import cumulative_sums
 from rlox.nn.transfers import upload
 
 # The most transitions for which a draw takes one 32-bit word, as in the kernels.
@@ -397,7 +398,7 @@ class PrioritizedDeviceReplayBuffer(DeviceReplayBuffer):
         node = torch.zeros_like(low)
         target: torch.Tensor | None = None
         for level in reversed(self._levels):
-            sums = level.view(-1, _FAN_OUT).index_select(0, node).double().cumsum(1)
+            sums = cumulative_sums(level.view(-1, _FAN_OUT).index_select(0, node).double())
             total = sums[:, -1]
             # Below the total despite rounding, so that it leads to a child that is not empty.
             target = torch.minimum(units * total if target is None else target, total * _BELOW_ONE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -32,7 +33,8 @@ _MOST_PARTS = 200_000
 def versions(device: str = "cpu") -> dict[str, str]:
     """Return the versions of everything that can change a run's results, without importing any of it.
 
-    For a run on ``cuda``, whose PyTorch is imported already, they include the GPU's name, CUDA and cuDNN.
+    For a run on ``cuda``, whose PyTorch is imported already, they include the GPU's name and compute capability, the
+    driver, CUDA and cuDNN.
     """
     from rlox import __version__
     from rlox.kernels import CPU_LEVEL
@@ -51,8 +53,24 @@ def versions(device: str = "cpu") -> dict[str, str]:
 def _gpu_versions() -> dict[str, str]:
     import torch
 
+    major, minor = torch.cuda.get_device_capability()
     versions = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    return {"gpu": torch.cuda.get_device_name(), **{name: str(version) for name, version in versions.items()}}
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "compute_capability": f"{major}.{minor}",
+        **{name: str(version) for name, version in versions.items()},
+        **({} if (driver := _driver_version()) is None else {"driver": driver}),
+    }
+
+
+def _driver_version() -> str | None:
+    """Return the version of NVIDIA's driver; None where Linux does not say it."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    version = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", text)
+    return None if version is None else version[0]
 
 
 def trained_for(header: dict[str, Any]) -> tuple[int, str]:

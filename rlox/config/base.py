@@ -25,6 +25,7 @@ from rlox.config.packages import import_package
 
 SCHEDULES = ("constant", "linear")
 PRECISIONS = ("auto", "float32", "bfloat16")
+MATMUL_PRECISIONS = ("highest", "high", "medium")
 POLICY_SCHEDULES = ("constant", "cosine")
 ACTIVATIONS = ("tanh", "relu")
 MEMORIES = ("none", "lstm", "gru")

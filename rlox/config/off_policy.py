@@ -15,6 +15,7 @@ from rlox.config.base import (
     MOST_AT_ONCE,
     MOST_ATOMS,
     MOST_NOISE,
+    PRECISIONS,
     Q_LOSSES,
     SCHEDULES,
     TARGET_SHARES,
@@ -74,9 +75,11 @@ class OffPolicyConfig(BatchConfig):
     gradient_steps: int = searched(1, "1,4,8,16,64,-1")  # updates per round; -1: one per step since the last round
     normalize_obs: bool = False  # running mean and variance of observations, frozen in evaluation
     clip_obs: float = 10.0  # normalised observations are clipped to this, in standard deviations
+    precision: str = "float32"  # of losses on a GPU: float32, bfloat16, or auto: bfloat16 on GPUs that support it
 
     def rules(self):
         yield from super().rules()
+        yield "precision", self.precision in PRECISIONS, f"be one of {', '.join(PRECISIONS)}"
         yield "clip_obs", self.clip_obs > 0, "be > 0"
         yield "gamma", 0 <= self.gamma <= 1, "be in [0, 1]"
         yield "learning_starts", self.learning_starts >= 0, "be >= 0"

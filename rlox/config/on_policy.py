@@ -12,6 +12,7 @@ from rlox.config.base import (
     LARGEST_COUNT,
     LEARNING_RATES,
     OPTIMIZERS,
+    PRECISIONS,
     SCHEDULES,
     TRACE_DECAYS,
     Config,
@@ -52,6 +53,7 @@ class OnPolicyConfig(Config):
     normalize_rewards: bool = False  # divide rewards by the running deviation of their discounted sum
     clip_obs: float = 10.0  # normalised observations are clipped to this, in standard deviations
     clip_rewards: float = 10.0  # normalised rewards are clipped to this, in standard deviations
+    precision: str = "float32"  # of losses on a GPU: float32, bfloat16, or auto: bfloat16 on GPUs that support it
 
     def rules(self):
         yield "n_steps", self.n_steps >= 1, "be >= 1"
@@ -77,6 +79,7 @@ class OnPolicyConfig(Config):
         yield "clip_rewards", self.clip_rewards > 0, "be > 0"
         yield "log_std_init", -20 <= self.log_std_init <= 2, "be in [-20, 2]"
         yield from memory_rules(self)
+        yield "precision", self.precision in PRECISIONS, f"be one of {', '.join(PRECISIONS)}"
 
 
 @dataclass

@@ -19,6 +19,7 @@ from rlox.config.base import (
     ENV_BACKENDS,
     LARGEST_SEED,
     LONGEST_S,
+    MATMUL_PRECISIONS,
     MOST_PROCESSES,
     MOST_STEPS,
     MOST_THREADS,
@@ -287,6 +288,8 @@ class RunConfig(Config):
     distributed: str | None = None  # ddp: data parallelism under torchrun; fsdp: also shard the model; or null
     distributed_timeout_s: float = operational(300.0)  # seconds that a rank waits for others in a collective step
     compile: bool = operational(False)  # compile the losses with PyTorch: faster on a GPU; a start of ten seconds
+    matmul_precision: str = operational("highest")  # of float32 products on a GPU: highest, high (TF32) or medium
+    deterministic: bool = operational(False)  # the same bits in every run on a GPU too, which is slower
     model: str | None = None  # language models: a folder, a run, a name on the hub, or module:FUNCTION (with --import)
     tokenizer: str | None = None  # language models: another tokenizer, by folder or name; null: the model's tokenizer
     reward: Any = None  # language models: module:FUNCTION (--import), a reward model's run, a URL, or a list of these
@@ -340,6 +343,8 @@ class RunConfig(Config):
         yield "device", self.device in DEVICES, f"be one of {', '.join(DEVICES)}"
         yield "backend", self.backend in BACKENDS, f"be one of {', '.join(BACKENDS)}"
         yield "threads", 0 <= self.threads <= MOST_THREADS, f"be between 0 and {MOST_THREADS}"
+        known = self.matmul_precision in MATMUL_PRECISIONS
+        yield "matmul_precision", known, f"be one of {', '.join(MATMUL_PRECISIONS)}"
         known = self.distributed in (None, *DISTRIBUTED)
         yield "distributed", known, f"be {' or '.join(DISTRIBUTED)}, or null"
         away = bool(self.remote.addresses)

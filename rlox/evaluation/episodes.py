@@ -18,6 +18,7 @@ from rlox.envs.gym_make import make_fresh_gym_env
 from rlox.envs.masks import MASK, WrongMask, find_masks, without_mask
 from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter, check_actions
+from rlox.envs.tensor import table
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.nn.acting import ActingPolicy, EpisodeActor, acting_policy
@@ -195,6 +196,10 @@ def evaluate(
         actor.require_mode("evaluate")
     rng = Rng(episodes.seed, Stream.EVALUATION)
     begin = partial(EpisodeActor, actor, rng=rng, deterministic=deterministic, transform=transform, explore=noise)
+    if isinstance(env_id, str) and env_id in table.VEC_ENVS:
+        obstacle = table.find_evaluation_obstacle(env_id)
+        if obstacle is not None:
+            raise ValueError(f"evaluate: env must be one that the host can step: {obstacle}")
     if is_vectorised(env_id) and not (env_kwargs or wrappers) and episodes.render_mode is None:
         returns, lengths, n_cut = _play_native(episodes, begin)
     else:

@@ -31,6 +31,15 @@ def place_memory(algorithm: Any, where: str) -> None:
         algorithm.backend.reason += f"; the replay memory is {place}"
 
 
+def count_bytes(algorithm: Any, config: BufferConfig) -> int:
+    """Return how many bytes the rows of an off-policy algorithm's memory take on a GPU."""
+    spec = algorithm.spec
+    mask_words = -(-sum(spec.choices) // 4) if spec.masked else 0
+    n_flags = sum(spec.choices) if algorithm.collector.stores_masks else 0
+    n_words = 2 * spec.obs_dim + mask_words + math.prod(spec.action_shape) + n_flags
+    return 4 * config.size * (n_words + 4)
+
+
 def _find_obstacle(algorithm: Any, config: BufferConfig) -> str | None:
     """Return why the memory of an off-policy algorithm must be the host's; None if it can be the GPU's."""
     spec = algorithm.spec
@@ -51,10 +60,7 @@ def _find_obstacle(algorithm: Any, config: BufferConfig) -> str | None:
 
     if config.size > MOST_ROWS:
         return f"it has more than {MOST_ROWS:,} transitions"
-    mask_words = -(-sum(spec.choices) // 4) if spec.masked else 0
-    n_flags = sum(spec.choices) if algorithm.collector.stores_masks else 0
-    n_words = 2 * spec.obs_dim + mask_words + math.prod(spec.action_shape) + n_flags
-    return _find_lack(4 * config.size * (n_words + 4))
+    return _find_lack(count_bytes(algorithm, config))
 
 
 def _find_lack(n_bytes: int) -> str | None:

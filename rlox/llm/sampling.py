@@ -20,6 +20,7 @@ from rlox.llm.data import inner_ids
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.models.masks import mask_prompts, mask_step, takes_final_masks
 from rlox.llm.tokens import Sequences, pad_left
+from rlox.nn.numerics import cumulative_sums
 from rlox.nn.transfers import send
 from rlox.processes.failures import Diverged
 
@@ -153,7 +154,7 @@ def restrict_logits(logits: torch.Tensor, settings: Settings) -> torch.Tensor:
         ordered, order = logits.sort(-1, descending=True)
         probs = ordered.softmax(-1)
         # Keep a token if the more likely tokens do not already have a probability of top_p. The first is always kept.
-        drop = (probs.cumsum(-1) - probs) >= settings.top_p
+        drop = (cumulative_sums(probs) - probs) >= settings.top_p
         drop[:, 0] = False
         logits = logits.masked_fill(torch.zeros_like(drop).scatter_(-1, order, drop), -torch.inf)
     if settings.min_p > 0.0:
@@ -175,7 +176,7 @@ def pick(logits: torch.Tensor, noise: torch.Tensor, settings: Settings) -> tuple
         return torch.from_numpy(drawn[0]), torch.from_numpy(drawn[1])
     log_probs = restrict_logits(logits, settings).log_softmax(-1)
     # The inverse of the cumulative distribution function, in f64 so that no step vanishes in a large vocabulary.
-    reached = log_probs.exp().cumsum(-1, dtype=torch.float64)
+    reached = cumulative_sums(log_probs.exp().double())
     # If a logit is NaN, the search finds no token; `sample` raises the error.
     tokens = torch.searchsorted(reached, noise[:, None] * reached[:, -1:])[:, 0].clamp_(max=logits.shape[-1] - 1)
     return tokens, log_probs.gather(-1, tokens[:, None])[:, 0]

@@ -36,10 +36,18 @@ from rlox.evaluation.episodes import Evaluation, evaluate
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import Inputs, acting_policy, draw_noise, read_state
 from rlox.nn.modes import outside_inference_mode, torch_threads
-from rlox.nn.modules import generator_states, load_weights_, weights_of
+from rlox.nn.modules import (
+    CUDA_PAYS_FROM,
+    RESIDENT_PAYS_FROM,
+    choose_device,
+    device_for,
+    generator_states,
+    load_weights_,
+    weights_of,
+)
 from rlox.training import restoring
 from rlox.training.algorithm import Algorithm
-from rlox.training.backend import CUDA_PAYS_FROM, RESIDENT_PAYS_FROM, Backend, Watch, choose_device, device_for
+from rlox.training.backend import Backend, Watch
 
 # PyTorch is imported where it is used, because native runs do not need it.
 
@@ -68,6 +76,7 @@ class Agent(Algorithm):
 
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # supported kinds of actions
     _samples: ClassVar[bool] = True  # whether `predict` can sample; else it takes modes
+    _pays_from: float = CUDA_PAYS_FROM  # parameters from which device=auto takes a GPU, if there is one
     _draws_on_device: ClassVar[bool] = True  # whether a captured update draws its numbers from a generator there
     _masks: ClassVar[bool] = False  # whether it takes only the actions that a mask allows
     _mixed_images: ClassVar[bool] = False  # whether it supports images next to other numbers, see `EnvSpec.images`
@@ -217,9 +226,14 @@ class Agent(Algorithm):
         self.make_policy(rng, policy)
         self.device = "cpu"
         if self.backend == "torch":
-            self.device = choose_device(device, self.policy, where, self.ranks, lambda: self._network_sizes()[1])
+            self.device = choose_device(
+                device, self.policy, where, self.ranks, lambda: self._network_sizes()[1], self._pays_from
+            )
             self.policy.to(self.device)
         self.backend.device = self.device
+        precision = getattr(self.config, "precision", "float32")
+        if precision != "float32" and self.config.replays != "sequences":  # world models choose what is cast
+            self.backend.cast(where, precision)
         if self.device == "cuda":
             from rlox.gpu.capture import find_capture_obstacle
 
@@ -261,7 +275,7 @@ class Agent(Algorithm):
         objects = () if self.collector is None else (self.collector,)
         obstacle = self._kernel_obstacle(policy) or find_update_difference(self, *objects, self.counters)
         large = obstacle is None and requested == "auto" and device == "auto"
-        if large and sum(self._network_sizes()) >= CUDA_PAYS_FROM:
+        if large and sum(self._network_sizes()) >= self._pays_from:
             import torch
 
             return "networks this large are faster on the GPU" if torch.cuda.is_available() else None

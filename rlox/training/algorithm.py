@@ -397,6 +397,10 @@ class Algorithm(metaclass=Hinting):
             "generators": self._torch_generators(),
             **own_tensors,
         }
+        if self.device != "cpu":
+            from rlox.nn.numerics import describe_numerics
+
+            info["numerics"] = describe_numerics(self)
         # Copy the arrays, because most are views of memory that training changes.
         return Checkpoint(info, _copy_arrays(tensors))
 

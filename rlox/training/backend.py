@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from rlox.compiled import NativeActor, NativeAdam, NativeOptimizer
 from rlox.compiled.guard import ModuleWatch, find_update_difference
 from rlox.kernels.rng import Rng
-from rlox.nn.modules import device_of, is_module
 
 # PyTorch is imported where it is used, because native runs do not need it.
 
@@ -21,17 +20,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rlox.distributed.ranks import Ranks
     from rlox.gpu.capture import CapturedUpdate
     from rlox.nn.critics.ensemble import TwinQNetwork
     from rlox.nn.optimizers import FlatOptimizer
-
-# Below this many parameters, a GPU's launch latency costs more than its arithmetic saves.
-CUDA_PAYS_FROM = 1_000_000
-# From this many environments on, a small policy trains faster with environments on the GPU. Steps a second of PPO on
-# CartPole-v1 with 64-64 units, on an H200 and by kernels on the CPU beside it (benchmarks/gpu.py crossover): 0.9 times
-# as many with 64 environments, 6 times with 512, 37 times with 4,096. The first updates take a second or two longer.
-RESIDENT_PAYS_FROM = 1024
 
 
 class Watch:
@@ -91,6 +82,8 @@ class Backend(str):
         Whether PyTorch compiles the losses.
     device : str
         ``cpu`` or ``cuda``, where the losses are computed.
+    casts : bool
+        Whether losses are computed in bfloat16, see `rlox.nn.numerics.autocast`.
     captures : bool
         Whether a GPU replays whole updates, each as one graph (`rlox.gpu.capture`).
     watch : Watch or None
@@ -100,6 +93,7 @@ class Backend(str):
     reason: str
     compiles: bool
     device: str
+    casts: bool
     captures: bool
     _compiled: dict[Callable[..., Any], Callable[..., Any]]
     _captured: CapturedUpdate | None
@@ -107,7 +101,7 @@ class Backend(str):
 
     def __new__(cls, kind: str, reason: str = "", compiles: bool = False) -> Backend:
         self = super().__new__(cls, kind)
-        self.reason, self.compiles, self.device, self.captures = reason, compiles, "cpu", False
+        self.reason, self.compiles, self.device, self.casts, self.captures = reason, compiles, "cpu", False, False
         self._compiled, self._captured, self.watch = {}, None, None
         return self
 
@@ -130,14 +124,30 @@ class Backend(str):
         return cls("torch", obstacle, compiles)
 
     def compiled(self, loss: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `loss` itself or, with `compiles`, its compiled version, which is the same at every call."""
-        if not self.compiles:
+        """Return `loss` itself or, with `compiles` or `casts`, its other version, which is the same at every call."""
+        if not (self.compiles or self.casts):
             return loss
         if loss not in self._compiled:
-            from rlox.nn.compiling import CompiledLoss
+            from rlox.nn.compiling import CastLoss, CompiledLoss
 
-            self._compiled[loss] = CompiledLoss(loss, self.device == "cuda" and not self.captures)
+            function: Any = loss
+            if self.compiles:
+                function = CompiledLoss(loss, self.device == "cuda" and not self.captures)
+            self._compiled[loss] = CastLoss(function, self.device) if self.casts else function
         return self._compiled[loss]
+
+    def cast(self, where: str, wanted: str) -> None:
+        """Compute losses in the precision `wanted` by the configuration, which only a GPU can do."""
+        from rlox.nn.numerics import precision_of
+
+        if wanted == "bfloat16" and self.device == "cpu":
+            raise ValueError(
+                f"{where}: precision must be float32 or auto on the CPU, got bfloat16, in which only a GPU computes "
+                "losses; try device=cuda"
+            )
+        if precision_of(wanted, self.device) == "bfloat16":
+            self.casts = True
+            self.reason += "; losses in bfloat16"
 
     def captured(self, algorithm: Any) -> CapturedUpdate:
         """Return the update of `algorithm` as a graph, which is the same at every call."""
@@ -217,56 +227,3 @@ class SeparateNetworks:
         self.target, self._target_block = flat_copy(self.critics)
         self.keep("critics", self.critics)
         self.keep("target", self.target)
-
-
-def choose_device(
-    device: str, policy: nn.Module, where: str, ranks: Ranks, count_others: Callable[[], int] = int
-) -> str:
-    """Return ``cpu`` or ``cuda`` for a policy, and for other networks, whose parameters `count_others` counts."""
-    import torch
-
-    available = torch.cuda.is_available()
-    if device == "cuda" and not available:
-        raise ValueError(
-            f"{where}: device=cuda needs a GPU that this PyTorch ({torch.__version__}) can use; try device=cpu"
-        )
-    if device == "cpu" or not available:
-        return "cpu"
-    if device == "auto" and sum(p.numel() for p in policy.parameters()) + count_others() < CUDA_PAYS_FROM:
-        return "cpu"
-    if not ranks.has_gpu():
-        raise ValueError(
-            f"{where}: device={device} needs a GPU for each of the {ranks.size} ranks; start at most as many processes "
-            f"as a machine has GPUs ({torch.cuda.device_count()}; torchrun --nproc-per-node=…), or try device=cpu"
-        )
-    return "cuda"
-
-
-def device_for(device: str, policy: nn.Module, where: str) -> str:
-    """Return the `device` argument, or for ``auto`` that of a policy which its creator has moved to a GPU."""
-    if not is_module(policy):
-        return device
-    own = device_of(policy, where)
-    if device == "cpu":
-        policy.to("cpu")
-    return "cuda" if device == "auto" and own == "cuda" else device
-
-
-def precision_of(wanted: str, device: str) -> str:
-    """Return ``float32`` or ``bfloat16`` for a configuration's `precision`, which may be ``auto``."""
-    from rlox.nn.modules import computes_bfloat16
-
-    if wanted == "auto":
-        return "bfloat16" if device == "cuda" and computes_bfloat16() else "float32"
-    return wanted
-
-
-def autocast(wanted: str, device: str) -> Any:
-    """Return a context that sets the precision of passes over a model; trained weights stay float32."""
-    import contextlib
-
-    import torch
-
-    if precision_of(wanted, device) == "float32":
-        return contextlib.nullcontext()
-    return torch.autocast(device, torch.bfloat16)

@@ -26,7 +26,7 @@ from rlox.kernels.nn.twin_critics import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.modes import evaluating
-from rlox.nn.modules import load_weights_
+from rlox.nn.modules import CUDA_PAYS_FROM, UPDATE_PAYS_FROM, load_weights_
 from rlox.offline.mixing import identity, join_batches
 from rlox.training.backend import SeparateNetworks
 from rlox.training.replay import ReplayAgent, Rounds
@@ -139,6 +139,8 @@ class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
             raise ValueError(f"{where}: policy must return {what}, (B, {size}), got {shape} for B = 2")
 
     def _create_networks(self, policy: nn.Module | None, backend: str, device: str, compile: bool = False) -> None:
+        if not self.config.recurrent:  # whose updates are not captured
+            self._pays_from = min(CUDA_PAYS_FROM, UPDATE_PAYS_FROM / self.config.batch_size)
         super()._create_networks(policy, backend, device, compile)
         if self.native is not None:
             why = self._find_python_step()

@@ -34,13 +34,14 @@ from rlox.llm.rewards.scoring import Scored, completions_of, texts_of
 from rlox.llm.sampling import Completions, Settings, sample, sample_within, settings_of, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.nn.modes import torch_threads
-from rlox.nn.modules import generator_states
+from rlox.nn.modules import choose_device, device_for, generator_states
+from rlox.nn.numerics import autocast, precision_of
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.sharding import ShardedAdam
 from rlox.nn.transfers import send
 from rlox.training import loops
 from rlox.training.algorithm import Algorithm, require_finite, to_floats
-from rlox.training.backend import Backend, autocast, choose_device, device_for, precision_of
+from rlox.training.backend import Backend
 from rlox.training.restoring_models import with_model
 
 

@@ -15,6 +15,7 @@ from rlox.kernels.rng import Rng
 from rlox.nn.acting import ActingPolicy, Inputs
 from rlox.nn.graphed_acting import GraphedCalls
 from rlox.nn.modules import copy_module
+from rlox.nn.numerics import cumulative_sums
 from rlox.world_models.rssm import MLP, RSSM, Decoder, Encoder, Latents
 
 
@@ -55,7 +56,7 @@ class ActorHead(nn.Module):
             return mean + deviation * noise
         blocks = []
         for log_probs, uniform in zip(self._log_probs(out), noise.unbind(-1), strict=True):
-            index = (log_probs.exp().cumsum(-1)[..., :-1] < uniform[..., None]).sum(-1)
+            index = (cumulative_sums(log_probs.exp())[..., :-1] < uniform[..., None]).sum(-1)
             blocks.append(F.one_hot(index, log_probs.shape[-1]).to(out.dtype))
         return torch.cat(blocks, -1)
 

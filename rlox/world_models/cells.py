@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlox.kernels.nn import cells
+from rlox.nn.numerics import cumulative_sums
 
 
 def norm_silu(x: Tensor, scale: Tensor, eps: float) -> Tensor:
@@ -43,7 +44,7 @@ def pick(logits: Tensor, uniform: Tensor, unimix: float) -> Tensor:
         return _SampleOneHot.apply(logits, uniform, unimix)
     n, classes = uniform.shape[-1], logits.shape[-1] // uniform.shape[-1]
     probs = (1 - unimix) * logits.unflatten(-1, (n, classes)).softmax(-1) + unimix / classes
-    index = (probs.detach().cumsum(-1)[..., :-1] < uniform[..., None]).sum(-1)
+    index = (cumulative_sums(probs.detach())[..., :-1] < uniform[..., None]).sum(-1)
     drawn = F.one_hot(index, classes).to(probs.dtype)
     return (drawn + (probs - probs.detach())).flatten(-2)
 

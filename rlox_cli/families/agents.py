@@ -26,7 +26,7 @@ class _SeveralAgents(Environment):
 
     def limit_of(self, env: Any, algorithm: Any) -> int | None:
         # PettingZoo has no common name for it; this is the one in MPE and SISL.
-        own = env.kernel.max_episode_steps if env.native else None
+        own = env.kernel.max_episode_steps if env.native else getattr(env, "max_episode_steps", None)
         limit = algorithm.env_options.kwargs.get("max_cycles") or own
         return limit if isinstance(limit, int) and limit > 0 else None
 

@@ -20,6 +20,7 @@ from rlox.checkpoint import one_line
 from rlox.config import BufferConfig, DatasetConfig, EvalConfig, MmapBufferConfig, RunConfig
 from rlox.envs import is_vectorised, make_vec_env
 from rlox.envs.registry import ZOO, find_module
+from rlox.envs.tensor import table as tensor_table
 from rlox.evaluation.episodes import LEAST_STEPS, TIMES_LONGEST
 from rlox.multi_agent import is_multi_agent
 from rlox_cli.families import limits
@@ -144,6 +145,10 @@ class Environment(Family):
                 "network is never updated"
             )
         yield from (line for _, line in plan_advice(algorithm))
+        if algorithm.device != "cpu":
+            from rlox_cli.families.gpu_memory import memory_warnings
+
+            yield from memory_warnings(algorithm, config)
 
     def time_limit_warnings(self, algorithm: Any, config: RunConfig) -> Iterator[str]:
         if config.eval.max_steps is None and config.env.backend != "envpool" and self.time_limit(algorithm) is None:
@@ -203,6 +208,10 @@ class Environment(Family):
             ),
             ("memory", self.describe_memory(algorithm, config, costs)),
         ]
+        if algorithm.device != "cpu":
+            from rlox_cli.families.gpu_memory import describe_memory
+
+            lines.append(("GPU memory", describe_memory(algorithm, config)))
         return Examination(lines, seen.warnings, costs, seen.limit)
 
     def probe(self, algorithm: Any, config: RunConfig) -> Any:
@@ -282,7 +291,8 @@ class OnPolicy(Environment):
                 "on all of them"
             )
         yield from super().warnings(algorithm, config, folder)
-        yield from limits.memory_warnings(config, None, self.rollout_bytes(config, algorithm.spec))
+        if algorithm.env_options.device != "cuda":
+            yield from limits.memory_warnings(config, None, self.rollout_bytes(config, algorithm.spec))
 
     def rollout_bytes(self, config: RunConfig, spec: Any) -> int:
         obs = spec.obs_dim * np.dtype(spec.obs_dtype).itemsize // spec.n_stacked
@@ -459,6 +469,10 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
             return
     except ImportError as e:
         raise ValueError(f"env={env_id} is not available: {e}") from e
+    if env_id in tensor_table.VEC_ENVS:
+        if (obstacle := tensor_table.find_evaluation_obstacle(env_id)) is not None:
+            raise ValueError(f"env={one_line(env_id, 80)} cannot be evaluated: {obstacle}")
+        return
     import gymnasium
     from gymnasium import error
 

@@ -93,7 +93,8 @@ def estimate(family: Any, algorithm: Any, config: RunConfig, seen: Seen, start: 
         name: start.python * (once + each * rows) for name, (once, each) in costs.items() if name in loggers(config)
     }
     own, saved = limits.disk_bytes(config, replay := family.replay_footprint(algorithm, config, total), total)
-    memory = _peak() + (0 if algorithm.config == config.algo else family.rollout_bytes(config, algorithm.spec))
+    on_host = algorithm.config != config.algo and algorithm.env_options.device != "cuda"
+    memory = _peak() + (family.rollout_bytes(config, algorithm.spec) if on_host else 0)
     if replay is not None:
         memory += replay.resident
         if saved:

@@ -154,12 +154,16 @@ class Language(Family):
         memory, peak = _memory(algorithm, config)
         estimate = Estimate(parts, wall, 0.0, peak, 2 * file.stat().st_size, 0)
         warnings = [*_data_warnings(algorithm), *doubts]
-        free, _ = limits.memory()
+        free, whose = limits.memory()[0], ""
+        if algorithm.device != "cpu":
+            from rlox_cli.families.gpu_memory import free_bytes
+
+            free, whose = free_bytes(), " on the GPU"
         # With fsdp, the number of ranks that share the memory is not known here.
         alone = config.distributed != "fsdp"
-        if algorithm.device == "cpu" and alone and peak > free:
+        if alone and peak > free:
             warnings.append(
-                f"it takes {limits.size(peak)} of memory, but only {limits.size(free)} are free: raise "
+                f"it takes {limits.size(peak)} of memory, but only {limits.size(free)} are free{whose}: raise "
                 "algo.accumulation, lower algo.batch_size, or train adapters with algo.lora_rank=16"
             )
         c = config.algo

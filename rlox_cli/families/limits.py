@@ -15,7 +15,7 @@ from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import find_existing_parent
 
 # Share of the free space: more may fit, but leaves little for anything else.
-_TIGHT = 0.8
+TIGHT = 0.8
 _CGROUPS = (  # limit, use, and the part of the use that the system can reclaim
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -104,7 +104,7 @@ def memory_warnings(config: RunConfig, replay: Footprint | None, more: int) -> I
         raise UsageError(
             f"buffer.size must fit in memory, got {config.buffer.size:,} {what} of {replay.row:,} bytes, "
             f"{size(replay.reserved)}, but there are only {size(total)}; lower it to "
-            f"{int(_TIGHT * free) // replay.row:,}{remedy}"
+            f"{int(TIGHT * free) // replay.row:,}{remedy}"
         )
     if needed > free:
         if replay is None:
@@ -115,9 +115,9 @@ def memory_warnings(config: RunConfig, replay: Footprint | None, more: int) -> I
         raise UsageError(
             f"buffer.size must fit in memory, got {config.buffer.size:,}, of which the training fills "
             f"{size(needed)}, but only {size(free)} are free; lower it to "
-            f"{int(_TIGHT * free) // replay.row:,}, or use buffer=mmap, which keeps older ones in a file"
+            f"{int(TIGHT * free) // replay.row:,}, or use buffer=mmap, which keeps older ones in a file"
         )
-    if needed > _TIGHT * free:
+    if needed > TIGHT * free:
         yield f"memory is tight: {size(needed)} of experience, and {size(free)} are free"
 
 
@@ -149,7 +149,7 @@ def disk_warnings(config: RunConfig, replay: Footprint | None, folder: Path, n_s
             f"only {size(free)} are free; {remedy}, or choose another folder with "
             f"{'buffer.folder' if own else 'output_dir'}"
         )
-    if needed > _TIGHT * free:
+    if needed > TIGHT * free:
         yield (
             f"the disk is nearly full: the replay memory's files take {size(needed)}, and "
             f"{size(free)} are free at {find_existing_parent(at)}"

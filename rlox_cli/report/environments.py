@@ -16,6 +16,7 @@ from rlox.config.offers import offers
 from rlox.envs import native_env_ids, origin
 from rlox.envs.gym_make import register_atari
 from rlox.envs.registry import ENV_GROUP, TASKS, ZOO
+from rlox.envs.tensor.table import TENSOR_AGENT_IDS, TENSOR_ENVS, find_evaluation_obstacle, tensor_env_ids
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.envs.native_env import native_multi_agent_ids
 
@@ -38,6 +39,9 @@ def list_envs(console: Console) -> None:
         print_ids([f"{name} ({_source(name)})" for name in outside])
     console.print("native, with several agents (algo=mappo):")
     print_ids(native_multi_agent_ids())
+    console.print("with a version of tensors (env.backend=tensor), on a GPU or the CPU:")
+    on_host = [f"{name} (algo=mappo, stepped from the host)" for name in TENSOR_AGENT_IDS]
+    print_ids([*map(_describe_tensor_env, tensor_env_ids()), *on_host])
     console.print("rlox's own, in Python (for agents with a memory, and with masks of invalid actions):")
     print_ids(list(TASKS))
     lacking: dict[str, str] = {}
@@ -79,6 +83,13 @@ def _list_other_packages(console: Console, lacking: dict[str, str]) -> None:
         console.print(
             "EnvPool's, with env.backend=envpool, if gymnasium has the same: envpool.list_all_envs() lists them"
         )
+
+
+def _describe_tensor_env(env_id: str) -> str:
+    if env_id in TENSOR_ENVS:
+        return f"{env_id} (algo=ppo, a2c)"
+    lacks = "" if find_evaluation_obstacle(env_id) is None else "; without a version for evaluation"
+    return f"{env_id} (registered by a module; algo=ppo, a2c{lacks})"
 
 
 def _source(name: str) -> str | None:

@@ -12,7 +12,7 @@ import os
 import random
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -155,20 +155,34 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
     config, folder = job.config, find_new_folder(job, multirun)
     family = family_of(config.algo, config.env.id)
     warnings = [*_tracker_warnings(config)]
-    with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _generators_restored():
+    with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _generators_restored(), ExitStack() as stack:
         scratch, before = Path(name), limits.cpu_seconds()
         buffer = config.buffer
         if isinstance(buffer, MmapBufferConfig):
             buffer = replace(buffer, folder=str(scratch))  # its file would otherwise be in the run's folder
+        if config.deterministic:
+            from rlox_cli.run.device import prepare_deterministic
+
+            prepare_deterministic(config)
         algorithm = build(replace(config, buffer=buffer), job.algo, scratch)
         start = replace(start, building=limits.cpu_seconds() - before)
+        device: list[tuple[str, str]] = []
         try:
+            if config.deterministic or config.matmul_precision != "highest":
+                from rlox_cli.run.device import computing
+
+                stack.enter_context(computing(config, algorithm, warnings.append))
+            if algorithm.device != "cpu":
+                from rlox_cli.run.device import describe_device
+
+                device = describe_device(algorithm)[1]
             warnings += family.warnings(algorithm, config, folder)
             result = family.examine(algorithm, config, start, scratch)
         finally:
             algorithm.close()
     lines = [
         *result.lines,
+        *device,
         ("disk", f"{limits.size(result.estimate.disk)} of {limits.size(limits.free_disk(folder))} free"),
         ("time", _time(config, result.estimate, result.limit)),
         # The default name contains the time, which will be another one when the run starts.

@@ -8,7 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -129,6 +129,10 @@ def run(
     if before and not again:
         require_new(folder)
     with write_traceback_of(folder):
+        if config.deterministic:
+            from rlox_cli.run.device import prepare_deterministic
+
+            prepare_deterministic(config)
         algorithm = build(config, algo, folder, console)
 
     def verify() -> None:
@@ -146,6 +150,10 @@ def resume(
     folder, identity = checkpoint.parent.parent, _identity(checkpoint)
     require_own_files(folder)
     with write_traceback_of(folder):
+        if resumption.config.deterministic:
+            from rlox_cli.run.device import prepare_deterministic
+
+            prepare_deterministic(resumption.config)
         algorithm = restore(resumption, console)
 
     def verify() -> None:
@@ -259,13 +267,26 @@ class Session:
         # With the backend that is really used, so that this file gives the same run on another machine.
         self._plain = to_plain(config, algo) | {"backend": str(algorithm.backend)}
         self.stop = StopOnSignal(Signals(self._print_always, _STOPPING, stop_flag), stop_flag)
+        self._computing = ExitStack()  # how the GPU computes until the end of the training
+        self._computes_otherwise = config.deterministic or config.matmul_precision != "highest"
 
     def run(self) -> Outcome:
         """Train, evaluate, record and save. On a rank other than 0, only train."""
         if self.algorithm.ranks.rank:
             return self._follow()
         self.console.print(f"backend: {self.algorithm.backend} ({self.algorithm.backend.reason})")
+        known = versions(self.algorithm.device)
         try:
+            if self._computes_otherwise:
+                from rlox_cli.run.device import computing
+
+                self._computing.enter_context(computing(self.config, self.algorithm, self._print))
+            if self.algorithm.device != "cpu":
+                from rlox_cli.run.device import describe_device
+
+                known, lines = describe_device(self.algorithm)
+                for name, text in lines:
+                    self.console.print(f"{name}: {text}")
             best_before = -math.inf
             if self.changed is not None:
                 best_before = _best_score(self.folder)
@@ -273,6 +294,7 @@ class Session:
             for warning in training_warnings(self.algorithm, self.config, self.folder):
                 self._print(f"warning: {warning}")
         except BaseException:
+            self._computing.close()
             self.algorithm.close()
             raise
         if getattr(self.algorithm, "collector", None) is not None:
@@ -280,13 +302,13 @@ class Session:
         resumed_at = None if self.changed is None else self.start
         record = Record(
             self.folder,
-            versions=versions(self.algorithm.device),
+            versions=known,
             resume_step=resumed_at,
             changed=self.changed,
             verify=self._verify,
         )
         self._make_callbacks(record, best_before)
-        with self.stop.signals, record:
+        with self._computing, self.stop.signals, record:
             run_files.replace_text(self.folder, "config.yaml", yaml.safe_dump(self._plain, sort_keys=False))
             for path in (self.folder / "checkpoints").rglob(".*.partial"):
                 path.unlink(missing_ok=True)  # a killed process has not finished writing it
@@ -415,8 +437,12 @@ class Session:
         """Run the training on a rank other than 0. Only rank 0 evaluates, records and saves."""
         algorithm, self.stop = self.algorithm, StopOnSignal(Signals(lambda text: None))
         started = time.perf_counter()
-        with self.stop.signals:
+        with self._computing, self.stop.signals:
             try:
+                if self._computes_otherwise:
+                    from rlox_cli.run.device import computing
+
+                    self._computing.enter_context(computing(self.config, algorithm, self._print))
                 if self.changed is not None:
                     replan(algorithm, self.config, self.console, self.changed)
                 algorithm.callbacks.extend([self.stop])

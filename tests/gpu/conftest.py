@@ -1,5 +1,7 @@
 """Runs these tests on a GPU; without one, on the pretended GPU of `pretend_cuda`.
 
+``pytest tests/gpu --gpu-report FILE`` also writes versions, the GPU and every test's result as JSON.
+
 The pretended GPU changes PyTorch for the rest of a process. So the tests of each file run in a process of their own, a
 second pytest, and the tests here report its results.
 """
@@ -11,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +82,44 @@ class SecondPytest:
 
 
 _processes: dict[Path, SecondPytest] = {}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu-report", type=Path, metavar="FILE", help="write versions and results as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--gpu-report", None) is not None:
+        config.pluginmanager.register(Results(config.getoption("--gpu-report")))
+
+
+class Results:
+    """Collects the results of all tests, and writes them to `path`."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._tests: dict[str, dict[str, object]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        test = self._tests.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
+        test["seconds"] = round(float(test["seconds"]) + report.duration, 2)
+        if report.outcome != "passed":
+            text = report.longrepr[2] if report.outcome == "skipped" else report.longreprtext.splitlines()[-1]
+            test |= {"outcome": report.outcome, "reason": text.removeprefix("Skipped: ")}
+
+    def pytest_sessionfinish(self) -> None:
+        from rlox.checkpoint import versions
+        from rlox_cli.bench.machine import provenance
+
+        counts = Counter(str(test["outcome"]) for test in self._tests.values())
+        result = {
+            **provenance("pytest tests/gpu --gpu-report FILE"),
+            "gpu": torch.cuda.get_device_name() if HAS_GPU else "none: pretended, with numbers of the CPU",
+            "versions": versions("cuda" if HAS_GPU else "cpu"),
+            "counts": dict(sorted(counts.items())),
+            "tests": dict(sorted(self._tests.items())),
+        }
+        self._path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

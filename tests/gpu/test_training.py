@@ -168,3 +168,18 @@ def test_updates_that_the_host_does_not_wait_for_count_as_updates():
     assert collect_s + update_s == pytest.approx(total)
     assert update_s > 0.5 * total
     assert clock.divide(1.0, 2.0) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "device"),
+    [
+        ("sac", {"hidden_sizes": [256, 256], "batch_size": 256}, "cuda"),
+        ("sac", {"hidden_sizes": [64, 64], "batch_size": 256}, "cpu"),
+        ("td3", {"hidden_sizes": [256, 256], "batch_size": 64}, "cpu"),
+        ("dqn", {"hidden_sizes": [256, 256], "batch_size": 1024}, "cuda"),
+        ("dqn", {"hidden_sizes": [256, 256], "batch_size": 1024, "backend": "native"}, "cpu"),
+        ("dqn", {"hidden_sizes": [256, 256], "batch_size": 1024, "memory": "gru"}, "cpu"),
+    ],
+)
+def test_off_policy_algorithms_are_on_the_gpu_where_an_update_is_large(name, settings, device):
+    assert make(name, **settings).device == device

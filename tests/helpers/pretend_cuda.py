@@ -49,9 +49,11 @@ class DeviceTensor(torch.Tensor):
     """A tensor that claims to be on cuda:0; `inner`, a plain CPU tensor, has its numbers."""
 
     inner: torch.Tensor
+    any_created = False  # whether the process has used the device
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, requires_grad: bool = False) -> DeviceTensor:
+        DeviceTensor.any_created = True
         # A view of a normal tensor is a normal tensor, also in inference mode.
         agree = inner.is_inference() == torch.is_inference_mode_enabled()
         with contextlib.nullcontext() if agree else torch.inference_mode(inner.is_inference()):
@@ -199,6 +201,14 @@ _WAITING = {
 _WITHOUT_INTEGERS = {
     "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "convolution", "linear", "_addmm_activation",
 }  # fmt: skip
+# Operations that add or choose in an order that changes, and how CUDA calls them.
+_RANDOM_ORDER = {
+    "cumsum": "cumsum_cuda_kernel", "cumsum_": "cumsum_cuda_kernel", "kthvalue": "kthvalue CUDA",
+    "histc": "_histc_cuda with floating point input", "bincount": "_bincount_cuda with weights",
+    "_adaptive_avg_pool2d_backward": "adaptive_avg_pool2d_backward_cuda",
+    "upsample_bilinear2d_backward": "upsample_bilinear2d_backward_out_cuda",
+}  # fmt: skip
+_OF_INTEGERS_DETERMINISTIC = {"cumsum", "cumsum_", "histc", "bincount"}
 _INDEXING = {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"}
 _FILLING = {"fill_", "fill", "where", "masked_fill", "masked_fill_", "index_fill", "index_fill_"}
 _OF_ANY_DEVICE = {"copy_", "_to_copy", "set_", "record_stream", "copy"}
@@ -267,6 +277,8 @@ def run_operation(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name in ("_to_copy", "copy_") and (plain or not on_cuda):
         return _copy_between(name, args, kwargs, on_cuda)
     _refuse_unsupported(name, args, ours)
+    if torch.are_deterministic_algorithms_enabled():
+        _refuse_random_order(name, ours)
 
     capture = current_capture()
     masks = name == "index" and any(
@@ -377,6 +389,22 @@ def _refuse_unsupported(name: str, args: Any, ours: list[DeviceTensor]) -> None:
         for step in args[5]:
             if step.dtype != torch.float32:
                 raise RuntimeError(f"expected scalar type Float but found {step.dtype}")
+
+
+def _refuse_random_order(name: str, ours: list[DeviceTensor]) -> None:
+    """Raise for operations without a deterministic version on a GPU."""
+    is_product = name in _WITHOUT_INTEGERS and "conv" not in name
+    if is_product and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in (":4096:8", ":16:8"):
+        raise RuntimeError(
+            "Deterministic behavior was enabled with `torch.use_deterministic_algorithms(True)`, but this operation is "
+            "not deterministic because it uses CuBLAS and you have CUDA >= 10.2. Set CUBLAS_WORKSPACE_CONFIG."
+        )
+    kernel = _RANDOM_ORDER.get(name)
+    if kernel is not None and (ours[0].is_floating_point() or name not in _OF_INTEGERS_DETERMINISTIC):
+        raise RuntimeError(
+            f"{kernel} does not have a deterministic implementation, but you set "
+            "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation."
+        )
 
 
 class DeviceMode(TorchDispatchMode):
@@ -507,7 +535,7 @@ def _replacements() -> dict[str, Callable[..., Any]]:
         "init": constant(None),
         "is_available": constant(True),
         "is_bf16_supported": constant(True),
-        "is_initialized": constant(True),
+        "is_initialized": lambda: DeviceTensor.any_created,
         "manual_seed": GENERATOR.seed,
         "manual_seed_all": GENERATOR.seed,
         "max_memory_allocated": constant(0),

@@ -17,10 +17,29 @@ TENSOR_ENVS: dict[str, str] = {
     "Acrobot-v1": "rlox.envs.tensor.acrobot:Acrobot",
     "GridWorld-v0": "rlox.envs.tensor.gridworld:GridWorld",
 }
+# Ids with several agents, see rlox.multi_agent.tensor.
+TENSOR_AGENT_IDS = ("GridPursuit-v0",)
 # Environments of users, by id.
 REGISTERED: dict[str, Callable[[], TensorEnv]] = {}
 # What creates N copies of an id that live on a device, for environments of other packages.
 VEC_ENVS: dict[str, Callable[[int, int, str], Any]] = {}
+
+
+def find_evaluation_obstacle(env_id: object) -> str | None:
+    """Return why no agent can be evaluated in the environment of an id; None if it can be, as far as is known here.
+
+    Evaluation steps one environment on the host, which `register_vec_env` alone does not provide.
+    """
+    if not isinstance(env_id, str) or env_id not in VEC_ENVS:
+        return None
+    import gymnasium
+
+    if env_id.rpartition(":")[2] in gymnasium.registry:
+        return None
+    return (
+        f"{env_id} is registered with register_vec_env alone, for training on a device, and evaluation steps one "
+        "environment on the host; register it with gymnasium under the same id, too"
+    )
 
 
 def tensor_env_ids() -> list[str]:
