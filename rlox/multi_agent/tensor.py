@@ -122,7 +122,7 @@ class TensorMultiAgentVecEnv:
 
     def fits(self, state: dict[str, np.ndarray]) -> bool:
         """Return whether `state` comes from environments like these, so that `set_state` may succeed."""
-        shapes = {"state": (self._copies.state.numel(),), "returns": (self.n_envs, self.spec.n_agents)}
+        shapes = {"state": tuple(self._copies.state.shape), "returns": (self.n_envs, self.spec.n_agents)}
         return all(getattr(state.get(name), "shape", None) == shape for name, shape in shapes.items())
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
