@@ -15,11 +15,10 @@ import rlox
 from rlox.algorithms import A2C, BC, CQL, DQN, IMPALA, IQL, MAPPO, PPO, SAC, TD3, TD3BC, DreamerV3
 from rlox.checkpoint import load_checkpoint
 from rlox.distributed.ranks import ALONE, Ranks
+from rlox.gpu.devices import choose_device, device_for
 from rlox.nn.compiling import CompiledLoss
 from rlox.nn.modules import (
-    choose_device,
     computes_bfloat16,
-    device_for,
     generator_states,
     load_weights_,
     own_gpu,

@@ -17,7 +17,7 @@ from rlox.envs.tensor.philox import as_signed, make_multipliers, make_round_keys
 from rlox.kernels.buffers.prioritized import PrioritizedReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
-from rlox.nn.numerics import cumulative_sums
+from rlox.nn.modules import cumulative_sums
 from rlox.nn.transfers import upload
 
 # The most transitions for which a draw takes one 32-bit word, as in the kernels.

@@ -86,12 +86,9 @@ class RunFolder:
             memory.choose_folder(self.path)
         plain = json.loads(json.dumps(to_plain(_run_config(algorithm, self.trackers), algorithm.name), default=str))
         changed = self._changes(plain, step, type(algorithm).__name__)
-        known = versions(algorithm.device)
-        if algorithm.device != "cpu":
-            from rlox.nn.numerics import describe_numerics
-
-            known = known | describe_numerics(algorithm)
-        record = Record(self.path, versions=known, resume_step=step or None, changed=changed or None)
+        record = Record(
+            self.path, versions=versions(algorithm.device), resume_step=step or None, changed=changed or None
+        )
         with record:
             run_files.replace_text(self.path, "config.yaml", yaml.safe_dump(plain, sort_keys=False))
             self._attach(algorithm, record, plain)

@@ -20,7 +20,7 @@ from rlox.llm.data import inner_ids
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.models.masks import mask_prompts, mask_step, takes_final_masks
 from rlox.llm.tokens import Sequences, pad_left
-from rlox.nn.numerics import cumulative_sums
+from rlox.nn.modules import cumulative_sums
 from rlox.nn.transfers import send
 from rlox.processes.failures import Diverged
 

@@ -60,17 +60,6 @@ class Compiled:
             return result
 
 
-class CastLoss:
-    """A loss whose products are computed in bfloat16; sums, and weights and their gradients, stay in float32."""
-
-    def __init__(self, loss: Loss, device: str):
-        self._loss, self._device = loss, device
-
-    def __call__(self, *arguments: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        with torch.autocast(self._device, torch.bfloat16):
-            return self._loss(*arguments)
-
-
 class CompiledLoss(Compiled):
     """A compiled loss, a function that returns ``(loss (), metrics)``.
 

@@ -10,7 +10,7 @@ import importlib.metadata
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,17 +28,6 @@ _ALIGNED = 64  # bytes, to which PyTorch aligns what it allocates
 
 
 # ---- weights as NumPy arrays, or in one flat tensor
-
-# Below this many parameters, a GPU's launch latency costs more than its arithmetic saves.
-CUDA_PAYS_FROM = 1_000_000
-# Likewise for the captured updates of SAC, TD3 and DQN, in parameters times rows of a batch. With 256-256 units and
-# batches of 256 (56 million), SAC takes 1,248 steps a second on an H200, and 130 to 300 by the kernels of a core; with
-# 64-64 units (4.5 million) the kernels are as fast as the launches, copies and environment steps of a GPU.
-UPDATE_PAYS_FROM = 40_000_000
-# From this many environments on, a small policy trains faster with environments on the GPU. Steps a second of PPO on
-# CartPole-v1 with 64-64 units, on an H200 and by kernels on the CPU beside it (benchmarks/gpu.py crossover): 0.9 times
-# as many with 64 environments, 6 times with 512, 37 times with 4,096. The first updates take a second or two longer.
-RESIDENT_PAYS_FROM = 1024
 
 
 def layer_weights(rows: int, cols: int, gain: float, orthogonal: bool, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
@@ -232,42 +221,15 @@ def set_generator_states(states: dict[str, np.ndarray], device: str) -> None:
         torch.cuda.set_rng_state(torch.from_numpy(states["torch_cuda"].copy()))
 
 
-def choose_device(
-    device: str,
-    policy: nn.Module,
-    where: str,
-    ranks: Any,
-    count_others: Callable[[], int] = int,
-    pays_from: float = CUDA_PAYS_FROM,
-) -> str:
-    """Return ``cpu`` or ``cuda`` for a policy, and for other networks, whose parameters `count_others` counts.
-
-    ``auto`` is ``cuda``, if there is a GPU, for `pays_from` parameters or more.
-    """
+def cumulative_sums(x: torch.Tensor) -> torch.Tensor:
+    """Return the cumulative sums over the last dimension; with deterministic algorithms also on a GPU, whose own
+    ``cumsum`` adds in an order that changes."""
     import torch
 
-    available = torch.cuda.is_available()
-    if device == "cuda" and not available:
-        raise ValueError(
-            f"{where}: device=cuda needs a GPU that this PyTorch ({torch.__version__}) can use; try device=cpu"
-        )
-    if device == "cpu" or not available:
-        return "cpu"
-    if device == "auto" and sum(p.numel() for p in policy.parameters()) + count_others() < pays_from:
-        return "cpu"
-    if not ranks.has_gpu():
-        raise ValueError(
-            f"{where}: device={device} needs a GPU for each of the {ranks.size} ranks; start at most as many processes "
-            f"as a machine has GPUs ({torch.cuda.device_count()}; torchrun --nproc-per-node=…), or try device=cpu"
-        )
-    return "cuda"
-
-
-def device_for(device: str, policy: nn.Module, where: str) -> str:
-    """Return the `device` argument, or for ``auto`` that of a policy which its creator has moved to a GPU."""
-    if not is_module(policy):
-        return device
-    own = device_of(policy, where)
-    if device == "cpu":
-        policy.to("cpu")
-    return "cuda" if device == "auto" and own == "cuda" else device
+    if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return x.cumsum(-1)
+    shift = 1
+    while shift < x.shape[-1]:  # Hillis and Steele 1986, doi:10.1145/7902.7903
+        x = x + torch.nn.functional.pad(x[..., :-shift], (shift, 0))
+        shift *= 2
+    return x

@@ -33,18 +33,11 @@ from rlox.envs.make import EnvOptions
 from rlox.envs.registry import is_multi_agent
 from rlox.envs.spec import read_mask, read_observations, split_mask, write_actions
 from rlox.evaluation.episodes import Evaluation, evaluate
+from rlox.gpu.devices import CUDA_PAYS_FROM, RESIDENT_PAYS_FROM, choose_device, device_for
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import Inputs, acting_policy, draw_noise, read_state
 from rlox.nn.modes import outside_inference_mode, torch_threads
-from rlox.nn.modules import (
-    CUDA_PAYS_FROM,
-    RESIDENT_PAYS_FROM,
-    choose_device,
-    device_for,
-    generator_states,
-    load_weights_,
-    weights_of,
-)
+from rlox.nn.modules import generator_states, load_weights_, weights_of
 from rlox.training import restoring
 from rlox.training.algorithm import Algorithm
 from rlox.training.backend import Backend, Watch
@@ -226,9 +219,11 @@ class Agent(Algorithm):
         self.make_policy(rng, policy)
         self.device = "cpu"
         if self.backend == "torch":
-            self.device = choose_device(
-                device, self.policy, where, self.ranks, lambda: self._network_sizes()[1], self._pays_from
-            )
+            import torch
+
+            if device == "cuda" or torch.cuda.is_available():
+                sizes = self._network_sizes
+                self.device = choose_device(device, self.policy, where, self.ranks, lambda: sizes()[1], self._pays_from)
             self.policy.to(self.device)
         self.backend.device = self.device
         precision = getattr(self.config, "precision", "float32")

@@ -398,7 +398,7 @@ class Algorithm(metaclass=Hinting):
             **own_tensors,
         }
         if self.device != "cpu":
-            from rlox.nn.numerics import describe_numerics
+            from rlox.gpu.numerics import describe_numerics
 
             info["numerics"] = describe_numerics(self)
         # Copy the arrays, because most are views of memory that training changes.

@@ -83,7 +83,7 @@ class Backend(str):
     device : str
         ``cpu`` or ``cuda``, where the losses are computed.
     casts : bool
-        Whether losses are computed in bfloat16, see `rlox.nn.numerics.autocast`.
+        Whether losses are computed in bfloat16, see `rlox.gpu.numerics.autocast`.
     captures : bool
         Whether a GPU replays whole updates, each as one graph (`rlox.gpu.capture`).
     watch : Watch or None
@@ -128,7 +128,8 @@ class Backend(str):
         if not (self.compiles or self.casts):
             return loss
         if loss not in self._compiled:
-            from rlox.nn.compiling import CastLoss, CompiledLoss
+            from rlox.gpu.numerics import CastLoss
+            from rlox.nn.compiling import CompiledLoss
 
             function: Any = loss
             if self.compiles:
@@ -138,7 +139,7 @@ class Backend(str):
 
     def cast(self, where: str, wanted: str) -> None:
         """Compute losses in the precision `wanted` by the configuration, which only a GPU can do."""
-        from rlox.nn.numerics import precision_of
+        from rlox.gpu.numerics import precision_of
 
         if wanted == "bfloat16" and self.device == "cpu":
             raise ValueError(

@@ -18,6 +18,7 @@ from rlox.collectors.exploration import ActionNoise
 from rlox.compiled import NativeActor, NativeBoundedPolicy
 from rlox.compiled.guard import find_difference, find_update_difference
 from rlox.gpu.acting import Follower, choose_actor
+from rlox.gpu.devices import CUDA_PAYS_FROM, UPDATE_PAYS_FROM
 from rlox.gpu.memories import place_memory
 from rlox.gpu.sampled import SampledUpdates
 from rlox.kernels.buffers.replay import ReplayBuffer
@@ -26,7 +27,7 @@ from rlox.kernels.nn.twin_critics import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.modes import evaluating
-from rlox.nn.modules import CUDA_PAYS_FROM, UPDATE_PAYS_FROM, load_weights_
+from rlox.nn.modules import load_weights_
 from rlox.offline.mixing import identity, join_batches
 from rlox.training.backend import SeparateNetworks
 from rlox.training.replay import ReplayAgent, Rounds

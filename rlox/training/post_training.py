@@ -20,6 +20,8 @@ from rlox.checkpoint.counters import scheduled
 from rlox.checkpoint.streams import Stream
 from rlox.config import LLMConfig, integer
 from rlox.evaluation.episodes import Evaluation
+from rlox.gpu.devices import choose_device, device_for
+from rlox.gpu.numerics import autocast, precision_of
 from rlox.kernels.rng import Rng
 from rlox.llm import backends
 from rlox.llm.backends import Served
@@ -34,8 +36,7 @@ from rlox.llm.rewards.scoring import Scored, completions_of, texts_of
 from rlox.llm.sampling import Completions, Settings, sample, sample_within, settings_of, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.nn.modes import torch_threads
-from rlox.nn.modules import choose_device, device_for, generator_states
-from rlox.nn.numerics import autocast, precision_of
+from rlox.nn.modules import generator_states
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.sharding import ShardedAdam
 from rlox.nn.transfers import send

@@ -14,8 +14,7 @@ from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import ActingPolicy, Inputs
 from rlox.nn.graphed_acting import GraphedCalls
-from rlox.nn.modules import copy_module
-from rlox.nn.numerics import cumulative_sums
+from rlox.nn.modules import copy_module, cumulative_sums
 from rlox.world_models.rssm import MLP, RSSM, Decoder, Encoder, Latents
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlox.kernels.nn import cells
-from rlox.nn.numerics import cumulative_sums
+from rlox.nn.modules import cumulative_sums
 
 
 def norm_silu(x: Tensor, scale: Tensor, eps: float) -> Tensor:

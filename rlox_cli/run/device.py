@@ -8,7 +8,7 @@ from typing import Any
 
 from rlox.checkpoint import versions
 from rlox.config import RunConfig
-from rlox.nn import numerics
+from rlox.gpu import numerics
 
 
 def prepare_deterministic(config: RunConfig) -> None:

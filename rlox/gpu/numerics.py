@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -40,18 +40,6 @@ def describe_numerics(algorithm: Any) -> dict[str, str]:
         "matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()).lower(),
     }
-
-
-def cumulative_sums(x: torch.Tensor) -> torch.Tensor:
-    """Return the cumulative sums over the last dimension; with deterministic algorithms also on a GPU, whose own
-    ``cumsum`` adds in an order that changes."""
-    if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
-        return x.cumsum(-1)
-    shift = 1
-    while shift < x.shape[-1]:  # Hillis and Steele 1986, doi:10.1145/7902.7903
-        x = x + torch.nn.functional.pad(x[..., :-shift], (shift, 0))
-        shift *= 2
-    return x
 
 
 def prepare_deterministic() -> None:
@@ -111,3 +99,14 @@ def computing(matmul_precision: str, deterministic: bool) -> Iterator[None]:
         precision, was_deterministic, only_warns, cudnn.deterministic, cudnn.benchmark = before
         torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(was_deterministic, warn_only=only_warns)
+
+
+class CastLoss:
+    """A loss whose products are computed in bfloat16; sums, and weights and their gradients, stay in float32."""
+
+    def __init__(self, loss: Callable[..., Any], device: str):
+        self._loss, self._device = loss, device
+
+    def __call__(self, *arguments: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        with torch.autocast(self._device, torch.bfloat16):
+            return self._loss(*arguments)
