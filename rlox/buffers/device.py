@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from rlox.envs.tensor.philox import as_signed, make_multipliers, make_round_keys, philox
+from rlox.envs.tensor.sums import cumulative_sums
 from rlox.kernels.buffers.prioritized import PrioritizedReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
-from rlox.nn.modules import cumulative_sums
 from rlox.nn.transfers import upload
 
 # The most transitions for which a draw takes one 32-bit word, as in the kernels.

@@ -33,7 +33,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.critics.norms": "7ba86a9415df45cd 2ad88e53947dc209",
     "rlox.nn.losses": "f92040f47f540273 a1101daad75cda14",
     "rlox.nn.memory": "ef755ada92f1443e e5a73dc87a7a7119",
-    "rlox.nn.modules": "4a744fe8774200a7 321f832adbe4942b",
+    "rlox.nn.modules": "faeaca5d4c50ea9a 4277f5f2f015993a",
     "rlox.nn.optimizers": "b7970caa1dea0314 08cc5f4accd7ace4",
     "rlox.nn.policies": "426f93787026e6e7 5588f73e0ad07088",
     "rlox.nn.sequence_losses": "b95c718cbbc1f735 13f85a99b6c1505c",

@@ -14,13 +14,13 @@ import torch
 from rlox.checkpoint.streams import Stream
 from rlox.config import nearest, require, shown
 from rlox.config.migration import answers
+from rlox.envs.tensor.sums import cumulative_sums
 from rlox.kernels.llm.vocabulary import draw_tokens
 from rlox.kernels.rng import Rng
 from rlox.llm.data import inner_ids
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.models.masks import mask_prompts, mask_step, takes_final_masks
 from rlox.llm.tokens import Sequences, pad_left
-from rlox.nn.modules import cumulative_sums
 from rlox.nn.transfers import send
 from rlox.processes.failures import Diverged
 

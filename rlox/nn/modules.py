@@ -219,17 +219,3 @@ def set_generator_states(states: dict[str, np.ndarray], device: str) -> None:
         torch.set_rng_state(torch.from_numpy(states["torch"].copy()))
     if device == "cuda" and "torch_cuda" in states:
         torch.cuda.set_rng_state(torch.from_numpy(states["torch_cuda"].copy()))
-
-
-def cumulative_sums(x: torch.Tensor) -> torch.Tensor:
-    """Return the cumulative sums over the last dimension; with deterministic algorithms also on a GPU, whose own
-    ``cumsum`` adds in an order that changes."""
-    import torch
-
-    if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
-        return x.cumsum(-1)
-    shift = 1
-    while shift < x.shape[-1]:  # Hillis and Steele 1986, doi:10.1145/7902.7903
-        x = x + torch.nn.functional.pad(x[..., :-shift], (shift, 0))
-        shift *= 2
-    return x

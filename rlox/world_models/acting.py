@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from rlox.config.world_models import DreamerConfig
 from rlox.envs import EnvSpec
+from rlox.envs.tensor.sums import cumulative_sums
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import ActingPolicy, Inputs
 from rlox.nn.graphed_acting import GraphedCalls
-from rlox.nn.modules import copy_module, cumulative_sums
+from rlox.nn.modules import copy_module
 from rlox.world_models.rssm import MLP, RSSM, Decoder, Encoder, Latents
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rlox.envs.tensor.sums import cumulative_sums
 from rlox.kernels.nn import cells
-from rlox.nn.modules import cumulative_sums
 
 
 def norm_silu(x: Tensor, scale: Tensor, eps: float) -> Tensor:

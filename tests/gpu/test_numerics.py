@@ -12,9 +12,9 @@ from small_language_models import make as make_language_model
 
 from rlox.checkpoint import load_checkpoint
 from rlox.config import PrioritizedBufferConfig
+from rlox.envs.tensor.sums import cumulative_sums
 from rlox.gpu import numerics
 from rlox.gpu.numerics import computing
-from rlox.nn.modules import cumulative_sums
 
 TRAIN = (
     *("train", "algo=ppo", "env=CartPole-v1", "device=cuda", "logger=none", "tuned=off", "hydra.run.dir=run"),
