@@ -61,3 +61,18 @@ def device_for(device: str, policy: nn.Module, where: str) -> str:
     if device == "cpu":
         policy.to("cpu")
     return "cuda" if device == "auto" and own == "cuda" else device
+
+
+def use_gpu(algorithm: Any, device: str, where: str) -> None:
+    """Let `algorithm` compute on the GPU if `device` and its networks say so; choose whether updates are captured."""
+
+    def count_others() -> int:
+        return algorithm._network_sizes()[1]
+
+    least = algorithm._pays_from
+    algorithm.device = choose_device(device, algorithm.policy, where, algorithm.ranks, count_others, least)
+    algorithm.backend.device = algorithm.device
+    if algorithm.device == "cuda":
+        from rlox.gpu.capture import find_capture_obstacle
+
+        algorithm.backend.captures = find_capture_obstacle(algorithm) is None

@@ -33,7 +33,7 @@ from rlox.envs.make import EnvOptions
 from rlox.envs.registry import is_multi_agent
 from rlox.envs.spec import read_mask, read_observations, split_mask, write_actions
 from rlox.evaluation.episodes import Evaluation, evaluate
-from rlox.gpu.devices import CUDA_PAYS_FROM, RESIDENT_PAYS_FROM, choose_device, device_for
+from rlox.gpu.devices import CUDA_PAYS_FROM, RESIDENT_PAYS_FROM, device_for, use_gpu
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import Inputs, acting_policy, draw_noise, read_state
 from rlox.nn.modes import outside_inference_mode, torch_threads
@@ -222,17 +222,11 @@ class Agent(Algorithm):
             import torch
 
             if device == "cuda" or torch.cuda.is_available():
-                sizes = self._network_sizes
-                self.device = choose_device(device, self.policy, where, self.ranks, lambda: sizes()[1], self._pays_from)
+                use_gpu(self, device, where)
             self.policy.to(self.device)
-        self.backend.device = self.device
         precision = getattr(self.config, "precision", "float32")
         if precision != "float32" and self.config.replays != "sequences":  # world models choose what is cast
             self.backend.cast(where, precision)
-        if self.device == "cuda":
-            from rlox.gpu.capture import find_capture_obstacle
-
-            self.backend.captures = find_capture_obstacle(self) is None
         if self.collector is not None:
             self.collector.device = self.device
         if self._draws_on_device and (self.backend.captures or self.env_options.device is not None):
