@@ -8,7 +8,6 @@ logarithm; time limits bootstrap and are not terminations.
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import torch
@@ -115,9 +114,6 @@ class DiscreteSAC(SAC):
         )
 
     # ---- updates
-
-    def _usual_entropy(self) -> float:
-        return self.config.entropy_fraction * math.log(self.spec.n_actions)
 
     def _find_target_entropy(self, masks: torch.Tensor | None) -> torch.Tensor | float:
         """Return the entropy to which the temperature is tuned, in nats, for B states with `masks` (B, n_actions): the

@@ -61,7 +61,16 @@ class SAC(ActorCriticAlgorithm):
         self._make_critics(rng)
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
-        self._target_entropy = self._usual_entropy() if c.target_entropy is None else c.target_entropy
+        if self.spec.n_actions is not None:
+            usual_entropy = c.entropy_fraction * math.log(self.spec.n_actions)
+        elif c.entropy_fraction == SACConfig.entropy_fraction:
+            usual_entropy = c.entropy_per_action * self.spec.act_dim
+        else:
+            raise ValueError(
+                f"{type(self).__name__}: entropy_fraction must be left out with continuous actions, whose entropy has "
+                f"no maximum, got {c.entropy_fraction}; set entropy_per_action or target_entropy"
+            )
+        self._target_entropy = usual_entropy if c.target_entropy is None else c.target_entropy
         # The entropy to which the kernel tunes the temperature; None leaves the temperature unchanged.
         self._tuned_to = self._target_entropy if c.auto_entropy else None
         start = math.log(c.ent_coef) if c.ent_coef > 0 else -math.inf
@@ -76,15 +85,6 @@ class SAC(ActorCriticAlgorithm):
         if self.native is not None:
             self._use_kernel(NativeSAC, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
                             target=self._target_block, log_alpha=self.log_alpha.data.view(1))  # fmt: skip
-
-    def _usual_entropy(self) -> float:
-        """Return the entropy, in nats, to which the temperature is tuned with target_entropy=null."""
-        if self.config.entropy_fraction != SACConfig.entropy_fraction:
-            raise ValueError(
-                f"{type(self).__name__}: entropy_fraction must be left out with continuous actions, whose entropy has "
-                f"no maximum, got {self.config.entropy_fraction}; set entropy_per_action or target_entropy"
-            )
-        return self.config.entropy_per_action * self.spec.act_dim
 
     def _noise_shape(self, n: int) -> tuple[int, ...]:
         return 2, n, self.spec.act_dim

@@ -341,30 +341,27 @@ class History(Mapping[str, np.ndarray]):
         while rows:
             part = rows[: max(1, MOST_ROWS - len(self._steps))]
             rows = rows[len(part) :]
-            steps = [*self._steps[-1:], *(step for step, _ in part)]
-            if all(before < after for before, after in pairwise(steps)):
-                self._append([step for step, _ in part], [metrics for _, metrics in part])
-            else:
+            steps, added = zip(*part, strict=True)
+            if any(before >= after for before, after in pairwise([*self._steps[-1:], *steps])):
                 for step, metrics in part:
                     self._insert(step, metrics)
+            else:
+                names = list(added[0])
+                if all(list(metrics) == names for metrics in added):
+                    columns: Any = zip(names, zip(*map(dict.values, added), strict=True), strict=True)
+                else:
+                    names = list(dict.fromkeys(name for metrics in added for name in metrics))
+                    columns = ((name, [metrics.get(name, math.nan) for metrics in added]) for name in names)
+                unknown = array("d", [math.nan])
+                for name, values in columns:
+                    if name not in self._columns:
+                        self._columns[name] = unknown * len(self._steps)
+                    self._columns[name] += array("d", values)
+                for name in self._columns.keys() - set(names):
+                    self._columns[name] += unknown * len(added)
+                self._steps.extend(steps)
             if len(self._steps) >= MOST_ROWS:
                 self._thin_out()
-
-    def _append(self, steps: list[int], rows: list[dict[str, float]]) -> None:
-        names = list(rows[0])
-        if all(list(row) == names for row in rows):
-            columns: Any = zip(names, zip(*map(dict.values, rows), strict=True), strict=True)
-        else:
-            names = list(dict.fromkeys(name for row in rows for name in row))
-            columns = ((name, [row.get(name, math.nan) for row in rows]) for name in names)
-        unknown = array("d", [math.nan])
-        for name, values in columns:
-            if name not in self._columns:
-                self._columns[name] = unknown * len(self._steps)
-            self._columns[name] += array("d", values)
-        for name in self._columns.keys() - set(names):
-            self._columns[name] += unknown * len(rows)
-        self._steps.extend(steps)
 
     def _insert(self, step: int, metrics: dict[str, float]) -> None:
         at = bisect_left(self._steps, step)

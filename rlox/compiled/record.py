@@ -14,7 +14,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.iql": "1b9dcbb9a814f20d 87b3437c8976ab91",
     "rlox.algorithms.mappo": "385123e308332b77 c916499ac409e6cb",
     "rlox.algorithms.ppo": "ef7bfc8b18ca43a0 603d3c0cfd233c64",
-    "rlox.algorithms.sac": "37ab8390731a10cb ec5ec1205484eb6e",
+    "rlox.algorithms.sac": "039fe6ddf6a91622 f89014c888135f9a",
     "rlox.algorithms.td3": "ae7632c9600589e4 e85a707629fb7cdf",
     "rlox.algorithms.td3_bc": "50157925985a47a8 82a85f74fd2eab15",
     "rlox.checkpoint.counters": "2c46682c3de206a6 7c5deea6749ff7dc",

@@ -244,10 +244,9 @@ class CategoricalPolicy(Actor):
         net: nn.Module | None = None,
     ):
         super().__init__()
-        self.n_actions, self.body, self.net = n_actions, None, net
-        if net is None:
-            spec = NetworkSpec(obs_dim, hidden, activation, False, rng)
-            self.body, self.net = spec.body, spec.mlp(n_actions)
+        spec = NetworkSpec(obs_dim, hidden, activation, False, rng) if net is None else None
+        self.n_actions, self.body = n_actions, None if spec is None else spec.body
+        self.net: Any = net if spec is None else spec.mlp(n_actions)
 
     @property
     def state_dim(self) -> int:
