@@ -25,7 +25,7 @@ COMPARED: dict[str, str] = {
     "rlox.gpu.sampled": "310c718cc1d78a77 05b8dd85468d377a",
     "rlox.multi_agent.players": "6d399bdf0ab91b65 a2c0ebaf6a8d9bbd",
     "rlox.nn.acting": "3624f981f804fa99 637a56718b814edf",
-    "rlox.nn.actors": "17fd6977ebe4358d c36923539d62001a",
+    "rlox.nn.actors": "6d29825682885409 1281568495f8894a",
     "rlox.nn.batch": "022371a92d9a423a 66e76ab9ad2127c8",
     "rlox.nn.critics.ensemble": "9d8ddcba1ff3f9b5 d346a3845189205e",
     "rlox.nn.critics.heads": "c1a5b3e8a23747ea 95e311a461caa410",
