@@ -23,7 +23,7 @@ from rlox.collectors import RewardFn, reward_name
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativeAdam, NativeOptimizer
 from rlox.compiled.guard import find_update_difference
-from rlox.config import MOST_AT_ONCE, Config, RemoteConfig, integer, require, shown, usual_settings
+from rlox.config import MOST_AT_ONCE, Config, RemoteConfig, integer, require, usual_settings
 from rlox.config.arguments import POLICIES, refuse_policy_name
 from rlox.config.own_updates import require_reads
 from rlox.envs import EnvSpec, env_name
@@ -131,12 +131,6 @@ class Agent(Algorithm):
             threads=threads,
             clock="env_steps",
         )
-        if not isinstance(compile, bool):
-            raise TypeError(f"{where}: compile must be true or false, got {shown(compile)}")
-        if compile and self.config.recurrent:
-            raise ValueError(
-                f"{where}: compile must be false with memory={self.config.memory}, whose steps are one kernel call"
-            )
 
         # The environments, of all ranks together and of this one.
         self.n_envs = integer(where, "n_envs", n_envs, 1, MOST_AT_ONCE)
@@ -215,7 +209,7 @@ class Agent(Algorithm):
             require_reads(self)
         if policy is not None:
             device = device_for(device, policy, where)
-        self.backend = Backend.choose(where, backend, compile, lambda: self._native_obstacle(policy, device, backend))
+        self.backend = Backend.choose(where, backend, compile, self.config, self._native_obstacle, policy, device)
         self.make_policy(rng, policy)
         self.device = "cpu"
         if self.backend == "torch":
@@ -224,9 +218,8 @@ class Agent(Algorithm):
             if device == "cuda" or torch.cuda.is_available():
                 use_gpu(self, device, where)
             self.policy.to(self.device)
-        precision = getattr(self.config, "precision", "float32")
-        if precision != "float32" and self.config.replays != "sequences":  # world models choose what is cast
-            self.backend.cast(where, precision)
+        if getattr(self.config, "precision", "float32") != "float32":
+            self.backend.cast(where, self.config)
         if self.collector is not None:
             self.collector.device = self.device
         if self._draws_on_device and (self.backend.captures or self.env_options.device is not None):

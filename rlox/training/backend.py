@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlox.compiled import NativeActor, NativeAdam, NativeOptimizer
 from rlox.compiled.guard import ModuleWatch, find_update_difference
+from rlox.config import shown
 from rlox.kernels.rng import Rng
 
 # PyTorch is imported where it is used, because native runs do not need it.
@@ -106,17 +107,33 @@ class Backend(str):
         return self
 
     @classmethod
-    def choose(cls, where: str, requested: str, compiles: bool, find_obstacle: Callable[[], str | None]) -> Backend:
-        """Return ``native`` unless PyTorch is requested, or `find_obstacle` names a reason against the kernel.
+    def choose(
+        cls,
+        where: str,
+        requested: str,
+        compiles: bool,
+        config: Any,
+        find_obstacle: Callable[[nn.Module | None, str, str], str | None],
+        policy: nn.Module | None,
+        device: str,
+    ) -> Backend:
+        """Return ``native`` unless PyTorch is requested, or ``find_obstacle(policy, device, requested)`` names a reason
+        against the kernel.
 
         Raises
         ------
-        ValueError
-            If ``native`` is requested, but cannot run.
+        TypeError, ValueError
+            If ``native`` is requested, but cannot run, or `compiles` is wrong or does not suit `config`.
         """
+        if not isinstance(compiles, bool):
+            raise TypeError(f"{where}: compile must be true or false, got {shown(compiles)}")
+        if compiles and config.recurrent:
+            raise ValueError(
+                f"{where}: compile must be false with memory={config.memory}, whose steps are one kernel call"
+            )
         if requested == "torch":
             return cls("torch", "as requested", compiles)
-        obstacle = "compile is for PyTorch" if compiles else find_obstacle()
+        obstacle = "compile is for PyTorch" if compiles else find_obstacle(policy, device, requested)
         if obstacle is None:
             return cls("native", "perceptrons on the CPU, computed as the PyTorch update defines them")
         if requested == "native":
@@ -137,10 +154,13 @@ class Backend(str):
             self._compiled[loss] = CastLoss(function, self.device) if self.casts else function
         return self._compiled[loss]
 
-    def cast(self, where: str, wanted: str) -> None:
-        """Compute losses in the precision `wanted` by the configuration, which only a GPU can do."""
+    def cast(self, where: str, config: Any) -> None:
+        """Compute losses in the configuration's precision, which only a GPU can do."""
         from rlox.gpu.numerics import precision_of
 
+        wanted = config.precision
+        if config.replays == "sequences":  # world models choose what is cast
+            return
         if wanted == "bfloat16" and self.device == "cpu":
             raise ValueError(
                 f"{where}: precision must be float32 or auto on the CPU, got bfloat16, in which only a GPU computes "
