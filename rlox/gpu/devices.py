@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 # Below this many parameters, a GPU's launch latency costs more than its arithmetic saves.
 CUDA_PAYS_FROM = 1_000_000
 # Likewise for the captured updates of SAC, TD3 and DQN, in parameters times rows of a batch. With 256-256 units and
-# batches of 256 (56 million), SAC takes 1,248 steps a second on an H200, and 130 to 300 by the kernels of a core; with
-# 64-64 units (4.5 million) the kernels are as fast as the launches, copies and environment steps of a GPU.
+# batches of 256 (56 million), SAC takes 1,248 steps a second on an H200, and about 125 by the kernels of one core of an
+# AMD EPYC; with 64-64 units (4.5 million) the kernels take about 750.
 UPDATE_PAYS_FROM = 40_000_000
 # From this many environments on, a small policy trains faster with environments on the GPU. Steps a second of PPO on
 # CartPole-v1 with 64-64 units, on an H200 and by kernels on the CPU beside it (benchmarks/gpu.py crossover): 0.9 times

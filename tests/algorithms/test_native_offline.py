@@ -179,17 +179,6 @@ def test_auto_is_native_where_it_is_exact():
             textbook.on_levers(cls, backend="native", **options)
 
 
-def test_auto_leaves_large_networks_to_the_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
-    made = textbook.on_levers(TD3BC, hidden=1000)
-    reason = "networks this large are faster on the GPU"
-    assert (made.device, made.backend, made.backend_reason) == ("cuda", "torch", reason)
-    for options in ({"hidden": 1000, "backend": "native"}, {"hidden": 1000, "device": "cpu"}, {}):
-        made = textbook.on_levers(TD3BC, **options)
-        assert (made.device, made.backend) == ("cpu", "native")
-
-
 @pytest.mark.parametrize("cls", OPTIONS)
 @pytest.mark.parametrize("column", ["obs", "actions", "rewards", "next_obs", "discounts"])
 def test_nan_appears_in_the_metrics(cls, column):

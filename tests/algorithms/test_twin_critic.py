@@ -93,11 +93,10 @@ def test_invalid_input_is_an_error_before_training(kind):
     with pytest.raises(ValueError, match=r"observations must be vectors, got images of shape \(1, 36, 36\); take PPO"):
         kind(box(-1.0, 1.0, image=True))
     kind(box(-1.0, 1.0, image=True), env_wrappers=["FlattenObservation"], **SMALL)
-    with pytest.raises(
-        ValueError,
-        match=r"actions must be continuous, got 2 discrete actions; .* for A2C, APPO, DQN, DREAMER, IMPALA, MAPPO, PPO",
-    ):
-        kind("CartPole-v1")
+    if kind is not SAC:  # which learns them
+        able = "A2C, APPO, DQN, DREAMER, IMPALA, MAPPO, PPO, SAC"
+        with pytest.raises(ValueError, match=f"actions must be continuous, got 2 discrete actions; .* for {able}"):
+            kind("CartPole-v1")
     with pytest.raises(ValueError, match=r"the buffer's size must be at least batch_size \(256\)"):
         kind("Pendulum-v1", buffer_size=100)
 

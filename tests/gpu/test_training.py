@@ -5,6 +5,7 @@ import time
 import numpy as np
 import probes
 import pytest
+import textbook
 import torch
 from device_comparison import differing, require_close, weights
 from small_algorithms import OFFLINE, ONLINE, bring_memory, learner, make, of_sequences, off_policy, recorded
@@ -64,6 +65,15 @@ def test_resumes_exactly_on_the_gpu_and_closely_on_the_cpu(name, tmp_path):
     require_close(found["cuda"], expected, rel=0, abs=0)
     if not of_sequences(name):
         require_close(found["cpu"], expected, rel=1e-2, abs=1e-3)
+
+
+def test_auto_takes_the_gpu_for_large_networks_of_offline_algorithms():
+    made = textbook.on_levers(rlox.TD3BC, hidden=1000)
+    reason = "networks this large are faster on the GPU; the dataset is on the GPU"
+    assert (made.device, made.backend, made.backend_reason) == ("cuda", "torch", reason)
+    for options in ({"hidden": 1000, "backend": "native"}, {"hidden": 1000, "device": "cpu"}, {}):
+        made = textbook.on_levers(rlox.TD3BC, **options)
+        assert (made.device, made.backend) == ("cpu", "native")
 
 
 def test_a_checkpoint_names_the_gpu(tmp_path):
