@@ -275,7 +275,7 @@ SEVERAL = {
     "reward_fn": CHOICES["reward_fn"]._replace(alone="reward_fn must be None with several agents"),
     "normalisation": CHOICES["normalisation"]._replace(alone="normalize_obs must be false with several agents"),
     "frame stack": CHOICES["frame stack"]._replace(alone="env_wrappers must be empty with several agents"),
-    "tensors": Choice({"env_backend": "tensor"}, alone="environments on a device are for PPO and A2C"),
+    "tensors": Choice({"env_backend": "tensor"}, alone="only GridPursuit-v0 has a tensor version with several agents"),
 }
 
 

@@ -43,7 +43,9 @@ SWITCHES = {
     "noisy": (False, {"noisy", "noisy_sigma"}),
     "layer_norm": (False, {"layer_norm"}),
     "adam_eps": (1e-8, {"adam_eps"}),
+    "precision": ("float32", {"precision"}),
 }
+_RUN_SWITCHES = {"matmul_precision": "highest", "deterministic": False}  # likewise
 _APART = (
     *("seed", "device", "backend", "threads", "compile", "checkpoint", "logger", "reference", "imports", "ray"),
     *("remote", "distributed", "distributed_timeout_s", "sampler_on_failure"),
@@ -80,7 +82,8 @@ def settings(config: RunConfig, algo: str) -> dict[str, Any]:
 
 
 def _select_deciding(plain: dict[str, Any]) -> dict[str, Any]:
-    deciding = {key: value for key, value in plain.items() if key not in _APART}
+    unused_keys = {*_APART, *(key for key, off in _RUN_SWITCHES.items() if plain.get(key) == off)}
+    deciding = {key: value for key, value in plain.items() if key not in unused_keys}
     # The process in which an evaluation runs, and the memory that replay is in, do not change a run's numbers.
     for section, key in (("eval", "workers"), ("buffer", "device")):
         if isinstance(part := deciding.get(section), dict):
