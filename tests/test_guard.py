@@ -72,7 +72,7 @@ def test_the_record_matches_the_current_sources():
 SHARED = ("rlox.config", "rlox.processes", "rlox.nn.modes", "rlox.checkpoint.streams",
           "rlox.kernels", "rlox.compiled", "rlox.buffers", "rlox.offline.mixing", "rlox.multi_agent.self_play",
           "rlox.training.algorithm", "rlox.training.parts", "rlox.collectors.base",
-          "rlox.collectors.exploration", "rlox.nn.compiling")  # fmt: skip
+          "rlox.collectors.exploration", "rlox.nn.compiling", "rlox.nn.transfers", "rlox.gpu")  # fmt: skip
 
 
 def uses(code, known):
