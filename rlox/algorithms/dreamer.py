@@ -55,12 +55,12 @@ class Returns(nn.Module):
         self.register_buffer("low", torch.zeros((), dtype=torch.float32, device="cpu"))
         self.register_buffer("high", torch.zeros((), dtype=torch.float32, device="cpu"))
         # A tensor that moves with the module: made from Python numbers, it would be a copy from the host each time.
-        shares = torch.tensor([0.05, 0.95], dtype=torch.float32, device="cpu")
+        shares = torch.tensor([0.05, 0.95], dtype=torch.float64, device="cpu")
         self.register_buffer("shares", shares, persistent=False)
 
     def scale(self, returns: Tensor, rate: float) -> Tensor:
         """Update the percentiles with a batch's returns, and return the scale, (), at least 1."""
-        low, high = torch.quantile(returns, self.shares)
+        low, high = torch.quantile(returns, self.shares.to(returns.dtype))
         self.low.lerp_(low, rate)
         self.high.lerp_(high, rate)
         return (self.high - self.low).clamp(min=1.0)
