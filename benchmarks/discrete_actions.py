@@ -14,7 +14,6 @@ Both sides have rl-zoo3's tuned settings.
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -69,20 +68,6 @@ def our_words(cell):
     return [f"algo={algo}", f"env={env_id}", f"total_timesteps={CELLS[cell]['steps']}"]
 
 
-def train_peer(cell, seed, folder):
-    os.environ["OMP_NUM_THREADS"] = "1"
-    from trainings import SB3
-
-    path = Path(folder) / f"{cell}-s{seed}.json"
-    if path.is_file():
-        return
-    settings = their_settings(cell)
-    answer = SB3().curve(settings, seed, 10_000 + seed)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"cell": cell, "seed": seed, "settings": settings, **answer}) + "\n")
-    print(cell, seed, answer["evaluations"][-1], flush=True)
-
-
 def time_rlox(cell):
     """Return the CPU seconds of a short training."""
     import torch
@@ -101,19 +86,13 @@ def time_rlox(cell):
     return time.process_time() - began
 
 
-def time_peer(cell):
-    """Return the CPU seconds of a short training."""
-    from trainings import SB3
-
-    settings = {**their_settings(cell), "steps": SHORT, "n_points": 1, "n_episodes": 1}
-    return SB3().curve(settings, 0, 0)["evaluations"][-1]["cpu_s"]
-
-
 def main(command, *words):
     sys.path.insert(0, str(HERE / "peers"))
+    import alternate
+
     if command == "peer":
         cell, seed, folder = words
-        train_peer(cell, int(seed), folder)
+        alternate.record(cell, their_settings(cell), int(seed), folder)
     elif command == "rlox":
         cell, *options = words
         against = ["--against", "sb3", "--reference", str(HERE / "discrete_actions"), "--score-only"]
@@ -121,13 +100,11 @@ def main(command, *words):
         raise SystemExit(subprocess.run([*learn, *against, *options], cwd=HERE.parent).returncode)
     elif command == "one":
         side, cell = words
-        print((time_rlox if side == "rlox" else time_peer)(cell))
+        print(time_rlox(cell) if side == "rlox" else alternate.time_peer(their_settings(cell), SHORT))
     elif command == "speed":
-        from alternate import compare_speed
-
         python, rounds, *chosen = words
         steps = dict.fromkeys(chosen or CELLS, SHORT)
-        print(json.dumps(compare_speed(__file__, "peer", python, int(rounds), steps)))
+        print(json.dumps(alternate.compare_speed(__file__, "peer", python, int(rounds), steps)))
     elif command == "list":
         for cell in CELLS:
             print("rlox train", *our_words(cell))

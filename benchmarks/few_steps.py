@@ -18,7 +18,6 @@ end; ``cpu_s`` are CPU seconds of training alone, on one thread.
 
 import json
 import math
-import os
 import subprocess
 import sys
 import time
@@ -68,20 +67,6 @@ def our_words(cell):
     return [f"algo={preset}", f"env={env_id}", *(f"{name}={value}" for name, value in settings.items())]
 
 
-def train_peer(cell, seed, folder):
-    os.environ["OMP_NUM_THREADS"] = "1"
-    from trainings import SB3
-
-    path = Path(folder) / f"{cell}-s{seed}.json"
-    if path.is_file():
-        return
-    settings = their_settings(cell)
-    answer = SB3().curve(settings, seed, 10_000 + seed)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"cell": cell, "seed": seed, "settings": settings, **answer}) + "\n")
-    print(cell, seed, answer["evaluations"][-1], flush=True)
-
-
 def learn(cell, options):
     """Run `rlox bench learn` of a cell, against the recorded trainings where there are some; return the exit code."""
     reference = HERE / "few_steps"
@@ -103,14 +88,6 @@ def time_rlox(cell):
     began = time.process_time()
     agent.train(SHORT)
     return time.process_time() - began
-
-
-def time_peer(cell):
-    """Return the CPU seconds of a short training."""
-    from trainings import SB3
-
-    settings = {**their_settings(cell), "steps": SHORT, "n_points": 1, "n_episodes": 1}
-    return SB3().curve(settings, 0, 0)["evaluations"][-1]["cpu_s"]
 
 
 def read_cells(paths):
@@ -181,9 +158,11 @@ def draw(out, cells):
 
 def main(command, *words):
     sys.path.insert(0, str(HERE / "peers"))
+    import alternate
+
     if command == "peer":
         cell, seed, folder = words
-        train_peer(cell, int(seed), folder)
+        alternate.record(cell, their_settings(cell), int(seed), folder)
     elif command == "rlox":
         cell, *options = words
         raise SystemExit(learn(cell, options))
@@ -194,13 +173,11 @@ def main(command, *words):
         print(json.dumps(compare(cells), indent=1))
     elif command == "one":
         side, cell = words
-        print((time_rlox if side == "rlox" else time_peer)(cell))
+        print(time_rlox(cell) if side == "rlox" else alternate.time_peer(their_settings(cell), SHORT))
     elif command == "speed":
-        from alternate import compare_speed
-
         python, rounds, *chosen = words
         steps = dict.fromkeys(chosen or [cell for cell in CELLS if cell.split("-")[0] in PEERS], SHORT)
-        print(json.dumps(compare_speed(__file__, "peer", python, int(rounds), steps)))
+        print(json.dumps(alternate.compare_speed(__file__, "peer", python, int(rounds), steps)))
     elif command == "list":
         for cell in CELLS:
             print("rlox train", *our_words(cell))

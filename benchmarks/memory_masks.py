@@ -22,7 +22,6 @@ Pendulum was first run with sequences of 32 steps: seeds 100 to 104 were 24.1 [0
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -111,20 +110,6 @@ def our_words(env_id):
     return words + [f"algo.{name}={json.dumps(value).replace(' ', '')}" for name, value in c.items()]
 
 
-def train_contrib(env_id, seed, folder):
-    os.environ["OMP_NUM_THREADS"] = "1"
-    from trainings import SB3
-
-    path = Path(folder) / f"ppo-{env_id}-s{seed}.json"
-    if path.is_file():
-        return
-    settings = their_settings(env_id)
-    answer = SB3().curve(settings, seed, 10_000 + seed)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"cell": f"ppo-{env_id}", "seed": seed, "settings": settings, **answer}) + "\n")
-    print(env_id, seed, answer["evaluations"][-1], flush=True)
-
-
 def time_rlox(env_id):
     """Return the CPU seconds of a short training."""
     import torch
@@ -141,21 +126,13 @@ def time_rlox(env_id):
     return time.process_time() - began
 
 
-def time_contrib(env_id):
-    """Return the CPU seconds of a short training."""
-    from trainings import SB3
-
-    # An evaluation before the last step of a rollout would miss its update.
-    steps = count_whole_rollouts(env_id, 4000) - CELLS[env_id]["n_envs"]
-    settings = {**their_settings(env_id), "steps": steps, "n_points": 1, "n_episodes": 1}
-    return SB3().curve(settings, 0, 0)["evaluations"][-1]["cpu_s"]
-
-
 def main(command, *words):
     sys.path.insert(0, str(HERE / "peers"))
+    import alternate
+
     if command == "contrib":
         env_id, seed, folder = words
-        train_contrib(env_id, int(seed), folder)
+        alternate.record(f"ppo-{env_id}", their_settings(env_id), int(seed), folder)
     elif command == "rlox":
         env_id, *options = words
         against = ["--against", "sb3", "--reference", str(HERE / "memory_masks"), "--score-only"]
@@ -163,13 +140,13 @@ def main(command, *words):
         raise SystemExit(subprocess.run([*learn, *against, *options], cwd=HERE.parent).returncode)
     elif command == "one":
         side, env_id = words
-        print((time_rlox if side == "rlox" else time_contrib)(env_id))
+        # An evaluation before the last step of a rollout would miss its update.
+        steps = count_whole_rollouts(env_id, 4000) - CELLS[env_id]["n_envs"]
+        print(time_rlox(env_id) if side == "rlox" else alternate.time_peer(their_settings(env_id), steps))
     elif command == "speed":
-        from alternate import compare_speed
-
         python, rounds, *chosen = words
         steps = {env_id: count_whole_rollouts(env_id, 4000) for env_id in chosen or CELLS}
-        print(json.dumps(compare_speed(__file__, "contrib", python, int(rounds), steps)))
+        print(json.dumps(alternate.compare_speed(__file__, "contrib", python, int(rounds), steps)))
     elif command == "list":
         for env_id in CELLS:
             print(f"rlox train --import {MODULE}", *our_words(env_id))

@@ -1,5 +1,6 @@
-"""CPU seconds of short trainings, alternately with rlox and with a peer, each in a process of its own."""
+"""Trainings with a peer: recorded, and timed alternately with rlox's, each in a process of its own."""
 
+import json
 import os
 import statistics
 import subprocess
@@ -40,3 +41,25 @@ def compare_speed(script, peer_side, peer_python, rounds, steps):
         cells[cell] = {"steps": n_steps, **seconds, "ratio": ours / theirs}
         print(f"{cell}: rlox {ours:.2f} s CPU, {peer_side} {theirs:.2f} s: {ours / theirs:.2f}", flush=True)
     return cells
+
+
+def record(cell, settings, seed, folder):
+    """Train with the peer once, unless it is recorded, and write ``folder/CELL-sSEED.json`` with its evaluations."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from trainings import SB3
+
+    path = Path(folder) / f"{cell}-s{seed}.json"
+    if path.is_file():
+        return
+    answer = SB3().curve(settings, seed, 10_000 + seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"cell": cell, "seed": seed, "settings": settings, **answer}) + "\n")
+    print(cell, seed, answer["evaluations"][-1], flush=True)
+
+
+def time_peer(settings, steps):
+    """Return the CPU seconds of a training with the peer of so many steps."""
+    from trainings import SB3
+
+    short = {**settings, "steps": steps, "n_points": 1, "n_episodes": 1}
+    return SB3().curve(short, 0, 0)["evaluations"][-1]["cpu_s"]

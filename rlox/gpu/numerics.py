@@ -65,7 +65,7 @@ def prepare_deterministic() -> None:
 
 
 @contextlib.contextmanager
-def computing(matmul_precision: str, deterministic: bool) -> Iterator[None]:
+def set_numerics(matmul_precision: str, deterministic: bool) -> Iterator[None]:
     """Compute on the GPU with this precision of float32 products, deterministically or not; restore it afterwards.
 
     Raises

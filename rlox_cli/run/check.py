@@ -169,9 +169,9 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
         device: list[tuple[str, str]] = []
         try:
             if config.deterministic or config.matmul_precision != "highest":
-                from rlox_cli.run.device import computing
+                from rlox_cli.run.device import set_numerics
 
-                stack.enter_context(computing(config, algorithm, warnings.append))
+                stack.enter_context(set_numerics(config, algorithm, warnings.append))
             if algorithm.device != "cpu":
                 from rlox_cli.run.device import describe_device
 

@@ -18,16 +18,16 @@ def prepare_deterministic(config: RunConfig) -> None:
 
 
 @contextmanager
-def computing(config: RunConfig, algorithm: Any, tell: Callable[[str], object]) -> Iterator[None]:
-    """Let the GPU of `algorithm` compute as `config` says; for one on the CPU, `tell` why that changes nothing."""
+def set_numerics(config: RunConfig, algorithm: Any, log: Callable[[str], object]) -> Iterator[None]:
+    """Set how the GPU of `algorithm` computes from `config`; on the CPU, `log` that the settings have no effect."""
     if algorithm.device == "cpu":
         if config.deterministic:
-            tell("deterministic: nothing to do on the CPU, where the same seed always gives the same bits")
+            log("deterministic: nothing to do on the CPU, where the same seed always gives the same bits")
         if config.matmul_precision != "highest":
-            tell(f"matmul_precision: {config.matmul_precision} is for a GPU; the CPU computes in float32")
+            log(f"matmul_precision: {config.matmul_precision} is for a GPU; the CPU computes in float32")
         yield
         return
-    with numerics.computing(config.matmul_precision, config.deterministic):
+    with numerics.set_numerics(config.matmul_precision, config.deterministic):
         yield
 
 

@@ -267,7 +267,7 @@ class Session:
         # With the backend that is really used, so that this file gives the same run on another machine.
         self._plain = to_plain(config, algo) | {"backend": str(algorithm.backend)}
         self.stop = StopOnSignal(Signals(self._print_always, _STOPPING, stop_flag), stop_flag)
-        self._computing = ExitStack()  # how the GPU computes until the end of the training
+        self._numerics = ExitStack()  # how the GPU computes until the end of the training
         self._computes_otherwise = config.deterministic or config.matmul_precision != "highest"
 
     def run(self) -> Outcome:
@@ -278,9 +278,9 @@ class Session:
         known = versions(self.algorithm.device)
         try:
             if self._computes_otherwise:
-                from rlox_cli.run.device import computing
+                from rlox_cli.run.device import set_numerics
 
-                self._computing.enter_context(computing(self.config, self.algorithm, self._print))
+                self._numerics.enter_context(set_numerics(self.config, self.algorithm, self._print))
             if self.algorithm.device != "cpu":
                 from rlox_cli.run.device import describe_device
 
@@ -294,7 +294,7 @@ class Session:
             for warning in training_warnings(self.algorithm, self.config, self.folder):
                 self._print(f"warning: {warning}")
         except BaseException:
-            self._computing.close()
+            self._numerics.close()
             self.algorithm.close()
             raise
         if getattr(self.algorithm, "collector", None) is not None:
@@ -308,7 +308,7 @@ class Session:
             verify=self._verify,
         )
         self._make_callbacks(record, best_before)
-        with self._computing, self.stop.signals, record:
+        with self._numerics, self.stop.signals, record:
             run_files.replace_text(self.folder, "config.yaml", yaml.safe_dump(self._plain, sort_keys=False))
             for path in (self.folder / "checkpoints").rglob(".*.partial"):
                 path.unlink(missing_ok=True)  # a killed process has not finished writing it
@@ -437,12 +437,12 @@ class Session:
         """Run the training on a rank other than 0. Only rank 0 evaluates, records and saves."""
         algorithm, self.stop = self.algorithm, StopOnSignal(Signals(lambda text: None))
         started = time.perf_counter()
-        with self._computing, self.stop.signals:
+        with self._numerics, self.stop.signals:
             try:
                 if self._computes_otherwise:
-                    from rlox_cli.run.device import computing
+                    from rlox_cli.run.device import set_numerics
 
-                    self._computing.enter_context(computing(self.config, algorithm, self._print))
+                    self._numerics.enter_context(set_numerics(self.config, algorithm, self._print))
                 if self.changed is not None:
                     replan(algorithm, self.config, self.console, self.changed)
                 algorithm.callbacks.extend([self.stop])

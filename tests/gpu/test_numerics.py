@@ -14,7 +14,7 @@ from rlox.checkpoint import load_checkpoint
 from rlox.config import PrioritizedBufferConfig
 from rlox.envs.tensor.sums import cumulative_sums
 from rlox.gpu import numerics
-from rlox.gpu.numerics import computing
+from rlox.gpu.numerics import set_numerics
 
 TRAIN = (
     *("train", "algo=ppo", "env=CartPole-v1", "device=cuda", "logger=none", "tuned=off", "hydra.run.dir=run"),
@@ -77,7 +77,7 @@ def test_deterministic_trainings_need_no_operation_that_adds_in_any_order(name):
     kind |= {"off": {"buffer": PrioritizedBufferConfig(size=1000), "buffer_size": None}} if name == "dqn" else {}
     results = []
     for deterministic in (True, False):
-        with computing("highest", deterministic):
+        with set_numerics("highest", deterministic):
             one = build(name, device="cuda", **kind)
             results.append(one.train({"grpo": 1, "dreamer": 40, "dqn": 64}.get(name, 2 * 64)))
             one.close()
@@ -87,12 +87,12 @@ def test_deterministic_trainings_need_no_operation_that_adds_in_any_order(name):
 def test_an_operation_without_a_deterministic_version_is_named():
     x = torch.rand(50, device="cuda")
     expected = x.double().cpu().numpy().cumsum()
-    with computing("highest", True):
+    with set_numerics("highest", True):
         np.testing.assert_allclose(cumulative_sums(x.double()).cpu().numpy(), expected, rtol=1e-14)
     named = r"deterministic=true: cumsum_cuda_kernel has no deterministic version"
-    with pytest.raises(RuntimeError, match=named), computing("highest", True):
+    with pytest.raises(RuntimeError, match=named), set_numerics("highest", True):
         x.cumsum(0)
-    with pytest.raises(RuntimeError, match="of another kind"), computing("highest", True):
+    with pytest.raises(RuntimeError, match="of another kind"), set_numerics("highest", True):
         raise RuntimeError("of another kind")
 
 
