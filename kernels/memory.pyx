@@ -1,4 +1,4 @@
-"""Reuse of the memory of large results that are no longer referenced.
+"""Reuse of the memory of large results, and of PyTorch's tensors, that are no longer referenced.
 
 Allocating an array of a few hundred kilobytes takes longer than most kernels need to fill it: the C library returns
 such memory to the system when it is freed, and the next array gets it page by page, each with a page fault and filled
@@ -14,6 +14,26 @@ cimport cython
 cimport numpy as cnp
 
 cnp.import_array()
+
+cdef extern from *:
+    """
+    #include <stdlib.h>
+    #ifdef __GLIBC__
+    #include <malloc.h>
+
+    static void rlox_keep_freed(void)
+    {
+        /* What the user has set takes precedence. */
+        if (getenv("MALLOC_TRIM_THRESHOLD_") || getenv("MALLOC_MMAP_THRESHOLD_") || getenv("GLIBC_TUNABLES"))
+            return;
+        mallopt(M_MMAP_THRESHOLD, 32 << 20); /* the largest value allowed */
+        mallopt(M_TRIM_THRESHOLD, 256 << 20);
+    }
+    #else
+    static void rlox_keep_freed(void) {}
+    #endif
+    """
+    void rlox_keep_freed() noexcept nogil
 
 cdef Py_ssize_t LIMIT = 32 << 20  # bytes kept in total
 cdef list free = []  # uint8 arrays that no result uses, the most recently returned one last
@@ -72,3 +92,12 @@ def empty(length: int, width: int, type_num: int) -> cnp.ndarray:
     result = cnp.PyArray_SimpleNewFromData(1 if width < 0 else 2, dims, type_num, <void*>start)
     cnp.set_array_base(result, block)
     return result
+
+
+def keep_freed() -> None:
+    """Let the C library keep 256 MiB of freed memory for later, instead of returning it to the system.
+
+    A training creates tensors of the same few megabytes at each update. Memory that was returned comes back page by page,
+    which costs 6 of 33 ms of an update of two critics with 512-512 units on an AMD EPYC. Only glibc can be told so.
+    """
+    rlox_keep_freed()

@@ -27,6 +27,7 @@
 #endif
 #define NR (VL * NV)
 #define MR 6
+#define A_AHEAD 32 /* steps after which a column of a transposed A is needed that the processor does not foresee */
 #define BLOCK_ROWS 8 /* divides every panel's width */
 /* Rows of a tile that is one vector wide: enough independent sums to hide the latency of a multiply-add. */
 #define MR1 (VL == 16 ? 16 : 10)
@@ -100,6 +101,7 @@ static inline __attribute__((always_inline)) void rlox_tile(
         rlox_vf row[NV];
 #pragma GCC unroll 8
         for (int j = 0; j < nv; j++) row[j] = rlox_load(b + k * ldb + j * VL);
+        __builtin_prefetch(a + (k + A_AHEAD) * a_col);
 #pragma GCC unroll 16
         for (int i = 0; i < mr; i++) {
             const float s = a[i * a_row + k * a_col];

@@ -27,7 +27,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.acting": "3624f981f804fa99 637a56718b814edf",
     "rlox.nn.actors": "c08de102b618e05a 074e900aee851c59",
     "rlox.nn.batch": "022371a92d9a423a 66e76ab9ad2127c8",
-    "rlox.nn.critics.ensemble": "9d8ddcba1ff3f9b5 d346a3845189205e",
+    "rlox.nn.critics.ensemble": "8f197c373cdce230 513564628a804d6e",
     "rlox.nn.critics.heads": "c1a5b3e8a23747ea 95e311a461caa410",
     "rlox.nn.critics.losses": "f36fbaffc0b10418 74f8d7428700cb59",
     "rlox.nn.critics.norms": "7ba86a9415df45cd 2ad88e53947dc209",

@@ -26,6 +26,7 @@ from rlox.config import BACKENDS, DEVICES, Config, choice, integer, shown
 from rlox.config.arguments import Hinting, find_renamed, refuse
 from rlox.config.base import LARGEST_SEED, MOST_THREADS
 from rlox.distributed.ranks import ALONE, OWN, Ranks
+from rlox.kernels.memory import keep_freed
 from rlox.kernels.rng import Rng
 from rlox.nn.modes import learning, outside_inference_mode, skip_distribution_checks, torch_threads
 from rlox.nn.modules import is_module, load_weights_, set_generator_states, state_of
@@ -299,6 +300,7 @@ class Algorithm(metaclass=Hinting):
             from rlox.nn.optimizers import require_laid_out
 
             require_laid_out(where, [*vars(self).values(), *self._optimizers])
+            keep_freed()
         with (
             torch_threads(self._threads),
             skip_distribution_checks(),

@@ -14,6 +14,7 @@ from torch import nn
 
 from rlox.kernels.rng import Rng
 from rlox.nn.critics.heads import Head, MeanHead
+from rlox.nn.critics.layers import linear
 from rlox.nn.critics.norms import Chosen, batch_statistics, choose, make_norm, scale_to_unit_
 from rlox.nn.modules import mlp_weights
 from rlox.nn.policies import NetworkSpec
@@ -104,6 +105,8 @@ class CriticEnsemble(nn.Module):
             torch.tensor(np.stack([b[None] for _, b in layer]), device="cpu") for layer in layers[self._n_unbiased :]
         )
         self._norm_after = norm_after
+        # Two plain critics have native updates, which PyTorch's results are compared with.
+        self._uses_kernel = norm != "none" or n_critics != 2 or self.head.n_outputs > 1
         normed = [] if norm == "none" else widths[0 if self.uses_batch else 1 : -1]
         self.norms = nn.ModuleList(make_norm(norm, width, n_critics) for width in normed)
 
@@ -114,18 +117,26 @@ class CriticEnsemble(nn.Module):
         norms = iter(self.norms)
         if self.uses_batch:
             x = next(norms)(x, chosen)
+        dropout = self.dropout if self.training else None
+        # ReLU that follows a layer at once is a part of it.
+        fuses = self._activate_ is torch.relu_ and (self._norm_after or not self.norms) and dropout is None
+        last = len(self.weights) - 1
         for i, weights in enumerate(self.weights):
-            if i:
-                x = x if self.dropout is None or not self.training else self.dropout(x)
-                x = self._normalize_and_activate(x, next(norms, None), chosen)
-            weight, bias = choose(weights, chosen), i - self._n_unbiased
-            x = torch.bmm(x, weight) if bias < 0 else torch.baddbmm(choose(self.biases[bias], chosen), x, weight)
+            bias = i - self._n_unbiased
+            biases = None if bias < 0 else choose(self.biases[bias], chosen)
+            x = linear(x, choose(weights, chosen), biases, fuses and i < last, self._uses_kernel)
+            if i < last:
+                x = x if dropout is None else dropout(x)
+                x = self._normalize_and_activate(x, next(norms, None), chosen, fuses)
         return x.squeeze(-1)
 
-    def _normalize_and_activate(self, x: torch.Tensor, norm: nn.Module | None, chosen: Chosen) -> torch.Tensor:
-        if norm is None:
-            return self._activate_(x)
-        return norm(self._activate_(x), chosen) if self._norm_after else self._activate_(norm(x, chosen))
+    def _normalize_and_activate(
+        self, x: torch.Tensor, norm: nn.Module | None, chosen: Chosen, activated: bool
+    ) -> torch.Tensor:
+        if norm is None or self._norm_after:
+            x = x if activated else self._activate_(x)
+            return x if norm is None else norm(x, chosen)
+        return self._activate_(norm(x, chosen))
 
     def scale_units_(self) -> None:
         """Scale the weights of each unit, with its bias, to the norm 1, in place."""
