@@ -1,4 +1,4 @@
-"""QR-DQN beside sb3-contrib's, with the same settings and the same protocol.
+"""QR-DQN beside sb3-contrib's and discrete SAC beside tianshou's, with the same settings and the same protocol.
 
 usage: discrete_actions.py peer CELL SEED FOLDER     one training with the peer (needs nothing of rlox)
        discrete_actions.py rlox CELL [OPTION...]     `rlox bench learn` of the same cell, against those trainings
@@ -10,10 +10,12 @@ A cell is an algorithm and an environment; the folder discrete_actions contains 
 is that of ``rlox bench learn``: 20 deterministic episodes of one fresh environment seeded 10,000 + seed, at ten points
 and at the end; ``cpu_s`` are CPU seconds of training alone, on one thread.
 
-Both sides have rl-zoo3's tuned settings.
+Both sides of QR-DQN have rl-zoo3's tuned settings; those of discrete SAC were chosen with rlox on seeds 0 to 4. One
+training with tianshou needs ``pip install tianshou "gymnasium[box2d]"``.
 """
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -37,26 +39,43 @@ LANDER = {
     "gamma": 0.995, "target_update_interval": 1, "train_freq": 256, "gradient_steps": -1, "exploration_fraction": 0.24,
     "exploration_final_eps": 0.18,
 }  # fmt: skip
+# Discrete SAC; `entropy_fraction` is a part of log(n_actions).
+SAC_CARTPOLE = {
+    "learning_rate": 1e-3, "batch_size": 64, "buffer_size": 50_000, "learning_starts": 500, "gamma": 0.99, "tau": 0.02,
+    "train_freq": 8, "gradient_steps": 2, "hidden_sizes": [64, 64], "entropy_fraction": 0.5, "ent_coef": 1.0, "n_step": 1,
+}  # fmt: skip
+SAC_LANDER = {
+    "learning_rate": 1e-3, "batch_size": 128, "buffer_size": 100_000, "learning_starts": 2000, "gamma": 0.99,
+    "tau": 0.01, "train_freq": 16, "gradient_steps": 4, "hidden_sizes": [128, 128], "entropy_fraction": 0.5,
+    "ent_coef": 1.0, "n_step": 1,
+}  # fmt: skip
 CELLS = {
     "qr_dqn-CartPole-v1": {"peer": "QRDQN", "steps": 50_000, "kw": CARTPOLE, "n_quantiles": 10},
     "qr_dqn-Acrobot-v1": {"peer": "QRDQN", "steps": 100_000, "kw": ACROBOT, "n_quantiles": 25},
     "qr_dqn-LunarLander-v3": {"peer": "QRDQN", "steps": 100_000, "kw": LANDER, "n_quantiles": 170},
+    "sac-CartPole-v1": {"peer": "DiscreteSAC", "steps": 20_000, "kw": SAC_CARTPOLE, "n_actions": 2, "n_envs": 4},
+    "sac-LunarLander-v3": {"peer": "DiscreteSAC", "steps": 100_000, "kw": SAC_LANDER, "n_actions": 4, "n_envs": 8},
 }
 SHORT = 12_000  # steps of a training whose speed is measured
 
 
 def their_settings(cell):
-    """Return a cell's settings as benchmarks/peers/trainings.py takes them."""
+    """Return a cell's settings as the programs in benchmarks/peers take them."""
     c = CELLS[cell]
-    policy = {"activation_fn": "relu", "net_arch": [256, 256], "n_quantiles": c["n_quantiles"]}
+    if c["peer"] == "DiscreteSAC":
+        kw = {name: value for name, value in c["kw"].items() if name != "entropy_fraction"}
+        kw["target_entropy"] = c["kw"]["entropy_fraction"] * math.log(c["n_actions"])
+    else:
+        policy = {"activation_fn": "relu", "net_arch": [256, 256], "n_quantiles": c["n_quantiles"]}
+        kw = {**c["kw"], "policy_kwargs": policy}
     return {
         "algo": c["peer"],
         "env": cell.split("-", 1)[1],
         "env_kwargs": {},
-        "n_envs": 1,
+        "n_envs": c.get("n_envs", 1),
         "steps": c["steps"],
         "normalize": None,
-        "kw": {**c["kw"], "policy_kwargs": policy},
+        "kw": kw,
         "n_points": 10,
         "n_episodes": 20,
     }
@@ -79,8 +98,8 @@ def time_rlox(cell):
     torch.set_num_threads(1)
     (job,) = compose_jobs([], our_words(cell))
     run = job.config
-    memory = BufferConfig(size=run.buffer.size)
-    agent = class_of(job.algo, "speed")(run.env.id, n_envs=1, seed=0, config=run.algo, buffer=memory)
+    memory = BufferConfig(size=run.buffer.size, n_step=run.buffer.n_step)
+    agent = class_of(job.algo, "speed")(run.env.id, n_envs=run.env.n_envs, seed=0, config=run.algo, buffer=memory)
     began = time.process_time()
     agent.train(SHORT, schedule_timesteps=run.total_timesteps)
     return time.process_time() - began

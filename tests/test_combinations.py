@@ -121,7 +121,7 @@ class Choice(NamedTuple):
 ON_POLICY = ("a2c", "appo", "impala", "mappo", "ppo")
 OFF = ("dqn", "sac")  # of transitions, with discrete actions
 ACTORS = ("appo", "impala")
-UNKNOWN = "unknown hyper-parameter 'memory'"
+UNKNOWN = "unknown hyper-parameter 'memory'; (an update learns from single transitions|the world model is a memory)"
 ALONE = "sequence_length must be null without a memory"
 NOT_NATIVE = "backend must be auto or torch"
 NOT_COMPILED = "compile must be false with memory"

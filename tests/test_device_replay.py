@@ -27,6 +27,8 @@ ALGORITHMS = {
     "td3": (rlox.TD3, "Pendulum-v1"),
     "dqn": (rlox.DQN, "CartPole-v1"),
     "masked": (rlox.DQN, Corridor),
+    "discrete": (rlox.SAC, "CartPole-v1"),
+    "legal": (rlox.SAC, Corridor),
 }
 
 
@@ -181,6 +183,8 @@ def make(name, on_device, **arguments):
         sizes = {"obs_dim": spec.obs_dim, "act_dim": spec.act_dim or 1, **config.arguments()}
         if spec.masked:
             sizes["mask_dim"] = spec.n_actions
+        if algorithm.collector.stores_masks:
+            sizes["act_dim"] += spec.n_actions
         if config.n_step > 1:
             sizes |= {"n_step": config.n_step, "gamma": algorithm.config.gamma, "n_envs": algorithm.n_envs}
         memory = KINDS[config.name][1](device="cpu", **sizes)
@@ -198,6 +202,8 @@ SETTINGS = [
     ("dqn", {"target_update_freq": 20, "buffer": "prioritized", "n_step": 3}),
     ("masked", {"target_update_freq": 20, "train_freq": 4}),
     ("masked", {"target_update_freq": 20, "buffer": "prioritized", "n_step": 3, "n_envs": 2}),
+    ("discrete", {"policy_delay": 2, "learning_rate_schedule": "linear"}),
+    ("legal", {"buffer": "prioritized", "n_step": 3, "n_envs": 2}),
 ]
 
 
@@ -250,8 +256,9 @@ def test_kernel_or_graph_acts_as_the_policy(name, most, monkeypatch):
     plain, ours = make(name, False), make(name, False)
     ours._follower, ours._graphed_policy = acting.choose_actor(ours)
     ours._explore()
-    assert isinstance(ours.actor, GraphedPolicy) == (most == 0)
-    assert ("a kernel on the CPU acts" in ours.backend_reason) == (most > 0)
+    by_kernel = most > 0 and name not in ("discrete", "legal")  # whose policy no kernel computes
+    assert isinstance(ours.actor, GraphedPolicy) == (not by_kernel)
+    assert ("a kernel on the CPU acts" in ours.backend_reason) == by_kernel
     plain.train(100)
     ours.train(100)
     torch.testing.assert_close(ours.optimizer.flat, plain.optimizer.flat, rtol=0, atol=1e-6)

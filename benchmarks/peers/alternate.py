@@ -43,15 +43,24 @@ def compare_speed(script, peer_side, peer_python, rounds, steps):
     return cells
 
 
+def find_curve(settings):
+    """Return the function that trains with the library that has the algorithm, and returns the evaluations."""
+    if settings["algo"] == "DiscreteSAC":
+        import tianshou_trainings
+
+        return tianshou_trainings.curve
+    from trainings import SB3
+
+    return SB3().curve
+
+
 def record(cell, settings, seed, folder):
     """Train with the peer once, unless it is recorded, and write ``folder/CELL-sSEED.json`` with its evaluations."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    from trainings import SB3
-
     path = Path(folder) / f"{cell}-s{seed}.json"
     if path.is_file():
         return
-    answer = SB3().curve(settings, seed, 10_000 + seed)
+    answer = find_curve(settings)(settings, seed, 10_000 + seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"cell": cell, "seed": seed, "settings": settings, **answer}) + "\n")
     print(cell, seed, answer["evaluations"][-1], flush=True)
@@ -59,7 +68,5 @@ def record(cell, settings, seed, folder):
 
 def time_peer(settings, steps):
     """Return the CPU seconds of a training with the peer of so many steps."""
-    from trainings import SB3
-
     short = {**settings, "steps": steps, "n_points": 1, "n_episodes": 1}
-    return SB3().curve(short, 0, 0)["evaluations"][-1]["cpu_s"]
+    return find_curve(settings)(short, 0, 0)["evaluations"][-1]["cpu_s"]

@@ -240,6 +240,7 @@ class Config:
     replays: ClassVar[str] = "nothing"  # what is sampled from an algorithm's replay memory: transitions or sequences
     several_agents: ClassVar[bool] = False  # whether an algorithm trains several agents of one environment together
     largest: ClassVar[int] = 2**63 - 1  # upper bound of integers
+    lacks: ClassVar[Mapping[str, str]] = {}  # hyper-parameters that only others have, and why these do without them
 
     def __post_init__(self) -> None:
         where, hints = type(self).__name__, types_of(type(self))
@@ -288,16 +289,16 @@ class Config:
     def from_kwargs(cls, owner: str, **values: Any) -> Config:
         """Build a configuration from keyword arguments.
 
-        An unknown name raises a TypeError that names the nearest field, or the equivalent of another trainer's keyword.
+        An unknown name raises a TypeError that says why the class lacks it, or names the nearest field or the equivalent
+        of another trainer's keyword.
         """
         known = [item.name for item in fields(cls)]
         for name in values:
             if name not in known:
                 from rlox.config.migration import answers
 
-                raise TypeError(
-                    f"{owner}: unknown hyper-parameter {name!r}; {answers(name, known) or nearest(name, known)}"
-                )
+                hint = cls.lacks.get(name) or answers(name, known) or nearest(name, known)
+                raise TypeError(f"{owner}: unknown hyper-parameter {name!r}; {hint}")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -377,6 +378,12 @@ def bounds_rules(config: Any) -> Iterable[tuple[str, bool, str]]:
     for name, bound in (("v_min", low), ("v_max", high)):
         yield name, abs(bound) <= LARGEST_RETURN, f"be in [-{LARGEST_RETURN:,}, {LARGEST_RETURN:,}]"
     yield "v_max", low < high, f"be above v_min ({low:g})"
+
+
+def lack_memory(reason: str) -> dict[str, str]:
+    """Return `Config.lacks` of an algorithm whose agents cannot have a memory, for the `reason`."""
+    names = ("memory", "memory_size", "memory_layers", "memory_horizon", "sequence_length", "burn_in")
+    return dict.fromkeys(names, reason)
 
 
 def memory_rules(config: Any) -> Iterable[tuple[str, bool, str]]:

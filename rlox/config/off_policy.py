@@ -23,11 +23,17 @@ from rlox.config.base import (
     Config,
     _width_rules,
     bounds_rules,
+    lack_memory,
     memory_rules,
     operational,
     searched,
 )
 from rlox.config.critics import CriticConfig
+
+# Of algorithms whose agents have no memory.
+SINGLE_TRANSITIONS = lack_memory(
+    "an update learns from single transitions, without the steps before them that a memory would have seen"
+)
 
 
 @dataclass
@@ -163,6 +169,7 @@ class TwinCriticConfig(CriticConfig, OffPolicyConfig):
     """Settings shared by SAC and TD3."""
 
     uses_dataset = "may"
+    lacks = SINGLE_TRANSITIONS
     schedules = (*SCHEDULES, "cosine")
 
     learning_rate_schedule: str = "constant"  # constant, or linear or cosine: to learning_rate_end at total_timesteps

@@ -15,7 +15,7 @@ from rlox.config.base import (
     memory_rules,
     searched,
 )
-from rlox.config.off_policy import BatchConfig, DelayConfig, EntropyConfig
+from rlox.config.off_policy import SINGLE_TRANSITIONS, BatchConfig, DelayConfig, EntropyConfig
 
 
 @dataclass
@@ -33,6 +33,8 @@ class OfflineConfig(BatchConfig):
 @dataclass
 class OfflineCriticConfig(OfflineConfig):
     """Settings shared by TD3+BC, IQL and CQL."""
+
+    lacks = SINGLE_TRANSITIONS
 
     gamma: float = searched(0.99, DISCOUNTS)  # discount factor per step, in [0, 1]
     tau: float = searched(0.005, TARGET_SHARES)  # share of the online networks mixed into the targets per update

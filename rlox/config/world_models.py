@@ -6,7 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlox.config.base import LARGEST_COUNT, LEARNING_RATES, MOST_AT_ONCE, PRECISIONS, SCHEDULES, Config, searched
+from rlox.config.base import (
+    LARGEST_COUNT,
+    LEARNING_RATES,
+    MOST_AT_ONCE,
+    PRECISIONS,
+    SCHEDULES,
+    Config,
+    lack_memory,
+    searched,
+)
 
 
 class Size(NamedTuple):
@@ -38,6 +47,7 @@ class DreamerConfig(Config):
 
     largest = LARGEST_COUNT
     replays = "sequences"
+    lacks = lack_memory("the world model is a memory already, which cannot be switched off")
     uses_dataset = "may"
 
     size: str = searched("200k", "200k,1m,12m")  # widths of the model: 200k, 1m, 12m, 25m, 50m, 100m or 200m

@@ -1,7 +1,7 @@
 """Learning curves of Stable-Baselines3, recorded or trained now, with our settings and our protocol.
 
 A file ``LABEL-sSEED.json`` holds ``settings``, the version as ``sb3``, and ``evaluations``, rows ``step mean std
-cpu_s``.
+cpu_s``. For another trainer than Stable-Baselines3, its name and version are ``peer``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read_curves(folder: Path, label: str, job: Job, seeds: Sequence[int]) -> tup
             f"--reference {folder} must hold {label}-s{seeds[0]}.json or another of the seeds; train them with "
             "--peer-python"
         )
-    return f"Stable-Baselines3 {version}", found
+    return version, found
 
 
 def _read(path: Path, config: RunConfig) -> tuple[list[dict[str, float]], str]:
@@ -68,7 +68,8 @@ def _read(path: Path, config: RunConfig) -> tuple[list[dict[str, float]], str]:
         curve = [
             {key: row[key] for key in ("step", "mean", "std", "cpu_s") if key in row} for row in saved["evaluations"]
         ]
-        last, version = curve[-1]["step"], saved["sb3"]
+        last = curve[-1]["step"]
+        version = saved["peer"] if "peer" in saved else f"Stable-Baselines3 {saved['sb3']}"
         theirs = {key: saved.get("settings", {}).get(key, ours) for key, ours in _task(config).items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
         raise UsageError(f"{path} must hold the evaluations of a run: {e!r}") from e
@@ -130,7 +131,7 @@ def train_curves(
         curves[seed], version = _read(path, job.config)
         last = curves[seed][-1]
         console.print(f"{label} seed {seed}: Stable-Baselines3 {last['mean']:.1f}, {last['cpu_s']:.1f} s CPU")
-    return f"Stable-Baselines3 {version}", curves
+    return version, curves
 
 
 def settings_of(config: RunConfig, algo: str) -> dict[str, Any]:

@@ -84,13 +84,15 @@ def explain(e: BaseException) -> str:
                 if "." not in root.full_key and OmegaConf.select(root.parent_node, f"{section}.{root.key}") is not None:
                     hint = f"did you mean {section}.{root.key}?"
             section, _, name = root.full_key.rpartition(".")
+            because = ""
             if section in ("", "algo"):
                 algo = root.parent_node if section else root.parent_node.get("algo") or {}
-                owners = _owners(name)
+                owners, reason = _owners(name), getattr(root.object_type, "lacks", {}).get(name)
+                because = f": {reason}" if reason else ""
                 hint = answers(name, [str(key) for key in algo], cli=True) or (
                     f"it is for {', '.join(owners)}" if section and owners else hint
                 )
-            return f"{root.full_key} is no key of {kind}; {hint}"
+            return f"{root.full_key} is no key of {kind}{because}; {hint}"
         value = re.match(r"Value (.*) of type '\w+' could not be converted to (\w+)", first)
         if value:
             kind = _KINDS.get(value[2], value[2])

@@ -381,6 +381,42 @@ def test_the_best_walk_through_the_corridor_is_found():
     assert sac.predict(obs, mask=np.array([[False, True, False]])) == [1]
 
 
+# ---- a dataset
+
+
+def record_play(n=60, **columns):
+    """`n` transitions of CartPole's kind, numbered by their first observation; every second pushes to the right."""
+    rows, zeros = np.arange(n), np.zeros(n, bool)
+    obs = np.stack([rows, *np.zeros((3, n))], 1).astype(np.float32)
+    return rlox.OfflineDatasetBuffer(obs, obs + 1, rows % 2, np.full(n, 100.0), rows % 10 == 9, zeros, **columns)
+
+
+def test_a_dataset_is_mixed_into_the_batches():
+    sac = SAC("CartPole-v1", dataset=record_play(), dataset_share=0.25, **{**SMALL, "learning_starts": 0})
+    update, batches = sac.update, []
+    sac.update = lambda batch: batches.append(batch) or update(batch)
+    assert math.isfinite(sac.train(100)["q_loss"])
+    for batch in batches:
+        recorded = batch.rewards == 100
+        assert recorded.sum() == 4
+        rows = batch.obs[recorded, 0].long()
+        assert batch.actions.dtype == torch.int64
+        assert torch.equal(batch.actions[recorded], rows % 2)
+        assert torch.equal(batch.discounts[recorded] == 0, rows % 10 == 9)
+        assert (batch.rewards[~recorded] == 1).all()
+    assert len(batches) > 80
+
+
+def test_datasets_of_other_actions_or_with_masks_are_refused():
+    obs, flags = np.zeros((20, 4), np.float32), np.zeros(20, bool)
+    for actions, rule in ((np.full(20, 2), "actions below 2.*, got 2"), (np.full((20, 1), 0.5), "actions")):
+        data = rlox.OfflineDatasetBuffer(obs, obs, actions, np.zeros(20), flags, flags)
+        with pytest.raises(ValueError, match=rule):
+            SAC("CartPole-v1", dataset=data, **SMALL)
+    with pytest.raises(ValueError, match="dataset must be None with action masks"):
+        SAC(Short, dataset=record_play(), **SMALL)
+
+
 # ---- images, and a single action
 
 

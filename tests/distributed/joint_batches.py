@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import rlox
+from rlox.algorithms import DiscreteSAC
 from rlox.collectors.rollout import RolloutBatch
 from rlox.distributed.ranks import current, join
 from rlox.kernels.rng import Rng
@@ -111,6 +112,7 @@ def main():
     makes = {
         rlox.PPO: lambda cls: cls("CartPole-v1", 4, n_steps=32, batch_size=32, n_epochs=2, backend="torch", **SMALL),
         rlox.SAC: lambda cls: cls("Pendulum-v1", 2, **replay),
+        DiscreteSAC: lambda cls: cls("CartPole-v1", 2, **replay),
         rlox.TD3: lambda cls: cls("Pendulum-v1", 2, noise_correlation=0.5, **replay),
         rlox.DQN: lambda cls: cls("CartPole-v1", 2, **replay),
     }
@@ -163,6 +165,6 @@ def main():
         agent, seen = trained[cls]
         assert agent.counters.updates == 10, agent.counters
         assert isinstance(seen[0][0][0], (RolloutBatch, TransitionBatch))
-        print("ddp", cls.name, difference(agent, alone(cls, make, seen)))
+        print("ddp", cls.__name__.lower(), difference(agent, alone(cls, make, seen)))
     for name, make in kinds.items():
         print("ddp", name, difference(together[name], make()))

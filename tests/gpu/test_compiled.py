@@ -38,7 +38,7 @@ def test_metrics_of_a_compiled_loss_are_not_overwritten():
     assert [x.item() for x in results] == [0.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "sac", "td3", "dqn"])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "sac", "sac-discrete", "td3", "dqn"])
 def test_many_updates_equal_those_of_the_cpu_under_schedules(name):
     """Long enough for graphs to be captured and replayed, with values that change from update to update."""
     settings = {"learning_rate_schedule": "linear", "learning_rate": 1e-3}

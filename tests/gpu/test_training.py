@@ -8,7 +8,7 @@ import pytest
 import textbook
 import torch
 from device_comparison import differing, require_close, weights
-from small_algorithms import OFFLINE, ONLINE, bring_memory, learner, make, of_sequences, off_policy, recorded
+from small_algorithms import DISCRETE, OFFLINE, ONLINE, bring_memory, learner, make, of_sequences, off_policy, recorded
 
 import rlox
 from rlox.algorithms import ALGORITHMS, resolve
@@ -33,7 +33,7 @@ def n_steps(name, updates=2):
     return 40 if of_sequences(name) else 40 + 8 * updates if off_policy(name) else 64 * updates
 
 
-@pytest.mark.parametrize("name", ONLINE)
+@pytest.mark.parametrize("name", [*ONLINE, *DISCRETE])
 def test_training_equals_that_on_the_cpu(name):
     ours, theirs = small(name), small(name, "cpu")
     found, expected = ours.train(n_steps(name)), theirs.train(n_steps(name))
@@ -48,7 +48,7 @@ def test_training_equals_that_on_the_cpu(name):
         assert np.isfinite(ours.evaluate(1, deterministic=deterministic).returns).all()
 
 
-@pytest.mark.parametrize("name", ONLINE)
+@pytest.mark.parametrize("name", [*ONLINE, *DISCRETE])
 def test_resumes_exactly_on_the_gpu_and_closely_on_the_cpu(name, tmp_path):
     straight = small(name)
     straight.train(n_steps(name))

@@ -50,6 +50,7 @@ CAPTURED = {
     "dqn": {"double_dqn": False},
     "td3": {"policy_delay": 2},
     "sac": {"prioritized": True},
+    "sac-discrete": {"policy_delay": 2},
     "appo": {"n_epochs": 2, "batch_size": 16, "clip_eps_schedule": "linear"},
     "impala": {"replay_rollouts": 1},
     "mappo": {"n_epochs": 2, "batch_size": 16, "value_norm": True},
