@@ -42,7 +42,8 @@ LANDER = {
 # Discrete SAC; `entropy_fraction` is a part of log(n_actions).
 SAC_CARTPOLE = {
     "learning_rate": 1e-3, "batch_size": 64, "buffer_size": 50_000, "learning_starts": 500, "gamma": 0.99, "tau": 0.02,
-    "train_freq": 8, "gradient_steps": 2, "hidden_sizes": [64, 64], "entropy_fraction": 0.5, "ent_coef": 1.0, "n_step": 1,
+    "train_freq": 8, "gradient_steps": 2, "hidden_sizes": [64, 64], "entropy_fraction": 0.5,
+    "ent_coef": 1.0, "n_step": 1,
 }  # fmt: skip
 SAC_LANDER = {
     "learning_rate": 1e-3, "batch_size": 128, "buffer_size": 100_000, "learning_starts": 2000, "gamma": 0.99,

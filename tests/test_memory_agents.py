@@ -152,7 +152,8 @@ def test_algorithms_with_a_memory_have_its_keys_and_others_name_them(tmp_path):
 
     able = {name for name, entry in ALGORITHMS.items() if "memory" in resolve(entry.config).__dataclass_fields__}
     assert {"ppo", "a2c", "mappo", "impala", "appo"} <= able
-    for name, reason in (("sac", "an update learns from single transitions"), ("dreamer", "the world model is a memory")):
+    reasons = {"sac": "an update learns from single transitions", "dreamer": "the world model is a memory"}
+    for name, reason in reasons.items():
         with pytest.raises(UsageError, match=rf"algo.memory is no key of .*Config: {reason}.*; it is for a2c, appo, "):
             compose_jobs([], [f"algo={name}", "env=CartPole-v1", "algo.memory=lstm"])
     with pytest.raises(UsageError, match=r"algo.memory_sise is no key of SACConfig; "):

@@ -289,8 +289,8 @@ class Config:
     def from_kwargs(cls, owner: str, **values: Any) -> Config:
         """Build a configuration from keyword arguments.
 
-        An unknown name raises a TypeError that says why the class lacks it, or names the nearest field or the equivalent
-        of another trainer's keyword.
+        An unknown name raises a TypeError that says why the class lacks it, or names the nearest field, or the
+        equivalent of another trainer's keyword.
         """
         known = [item.name for item in fields(cls)]
         for name in values:
