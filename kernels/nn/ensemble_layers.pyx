@@ -36,7 +36,7 @@ cdef extern from *:
                 const float *from = d + i * width, *after = y ? y + i * width : NULL;
                 if (after)
                     for (ptrdiff_t k = 0; k < width; k++) {
-                        const float kept = after[k] > 0.0f ? from[k] : 0.0f;
+                        const float kept = after[k] <= 0.0f ? 0.0f : from[k]; /* NaN stays */
                         to[i * width + k] = kept;
                         part[k] += kept;
                     }
