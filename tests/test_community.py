@@ -60,6 +60,25 @@ def test_files_of_github_are_yaml_of_the_right_form(path):
         assert {one["dependency-name"] for one in pip["ignore"]} == {*pinned}
 
 
+# The first versions on Node 24: runners have had no Node 20 since September 2026, and what needs it does not start.
+NODE_24 = {
+    "actions/checkout": 5,
+    "actions/deploy-pages": 5,
+    "actions/download-artifact": 7,
+    "actions/setup-python": 6,
+    "actions/upload-artifact": 6,
+    "actions/upload-pages-artifact": 5,
+}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.name)
+def test_workflows_use_actions_that_runners_can_start(path):
+    used = re.findall(r"uses: ([\w/-]+)@v(\d+)", path.read_text())
+    assert used
+    for action, major in used:
+        assert int(major) >= NODE_24[action], action
+
+
 def test_the_citation_is_of_this_version():
     data = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert data["version"] == rlox.__version__

@@ -43,8 +43,9 @@ def texts(figure) -> list[tuple[matplotlib.text.Text, Bbox]]:
 
 
 def _within(axis, label) -> bool:
-    low, high = sorted(axis.get_view_interval())
     at = label.get_position()[0 if axis.axis_name == "x" else 1]
+    # As on the page: on a logarithmic axis, a margin in its own unit would cover many decades.
+    low, high, at = axis.get_transform().transform([*sorted(axis.get_view_interval()), at])
     margin = 1e-9 * abs(high - low)
     return label.get_visible() and low - margin <= at <= high + margin
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _SYSTEMS = ("rlox", "sb3", "original", "trl")
 _STARTED = ("sum", "dpo")  # tasks that begin with a pretrained model
+_WATCHED = ("process", "busy")  # cases that count the CPU time of all that a process starts
 _ALL = ("rlox", "rlox hybrid", "rlox torch", "sb3", "original", "original hybrid")
 _FIGURE_SIZE = 8  # font size in points of the numbers in the picture
 _PANEL_POINTS = 360  # approximate width of a panel
@@ -130,7 +131,7 @@ def save_start(path: Path) -> None:
 
 # Starts a command and waits for it and for all processes that it leaves running: rlox mirrors its record from one.
 _WATCH = """
-import ctypes, json, os, resource, subprocess, sys, tempfile, time
+import ctypes, json, os, subprocess, sys, tempfile, time
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become our children
 # Files and no pipes, which would stay open as long as anything that was left behind.
@@ -147,9 +148,9 @@ with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
     for file in (out, error):
         file.seek(0)
         texts.append(file.read().decode(errors="replace"))
-used = resource.getrusage(resource.RUSAGE_CHILDREN)
+used = os.times()
 print(json.dumps({"status": status, "output": texts[0][-500:], "error": texts[1][-500:],
-                  "wall_s": wall, "cpu_s": used.ru_utime + used.ru_stime}))
+                  "wall_s": wall, "cpu_s": used.children_user + used.children_system}))
 """
 
 
@@ -405,7 +406,10 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
     for case in cases:
         if case not in CASES:
             raise UsageError(f"case must be one of {', '.join(CASES)}, got {case!r}")
-    cases = cases or [case for case in CASES if CASES[case].task is None]
+    lacking = _WATCHED if sys.platform == "win32" else ()  # Windows does not tell the CPU time of children
+    for case in {*cases} & {*lacking}:
+        raise UsageError(f"rlox bench train {case}: this case needs Linux or macOS, got Windows; leave it out")
+    cases = cases or [case for case in CASES if CASES[case].task is None and case not in lacking]
     out = None if out is None else output_path("--out", out, folder=True)
     program("trainings.py")  # without a checkout, nothing is created or printed
     pythons = find_systems(peer_pythons, _SYSTEMS)
