@@ -19,11 +19,11 @@ from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint.counters import scheduled
 from rlox.checkpoint.shapes import require_widths
-from rlox.collectors import RewardFn, RolloutCollector
+from rlox.collectors import RewardFn
 from rlox.compiled import NativePlayers, obstacle
 from rlox.config import MAPPOConfig, integer, require, shown
 from rlox.config.arguments import refuse_policy_name
-from rlox.envs.registry import env_name, is_multi_agent
+from rlox.envs.registry import is_multi_agent
 from rlox.envs.spec import read_mask, read_observations, split_mask, write_actions
 from rlox.evaluation.agents import evaluate_agents
 from rlox.gpu.collection import GpuPolicy, HostCollection
@@ -40,6 +40,8 @@ from rlox.training.on_policy import OnPolicyAlgorithm
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from rlox.multi_agent.tensor_rollout import TensorAgentCollector
 
 
 @dataclass
@@ -72,6 +74,7 @@ class MAPPO(OnPolicyAlgorithm):
 
     name = "mappo"
     Config = MAPPOConfig
+    _resident = True
 
     players: list[Player]  # one for each policy, with the agents that use it
     agents: tuple[str, ...] = ()  # names of all agents; empty for a single-agent environment
@@ -106,30 +109,11 @@ class MAPPO(OnPolicyAlgorithm):
     # ---- construction
 
     def _choose_env_device(self, where: str, device: str, reward_fn: RewardFn | None) -> str | None:
-        # Copies of several agents may be tensors, but rollouts are collected on the host.
-        if self.several and self.env_options.backend == "tensor":
-            return None
+        if device == "auto" and self.env_options.backend == "auto":
+            return None  # from how many environments on a GPU pays has not been measured
         return super()._choose_env_device(where, device, reward_fn)
 
-    def _make_env(self, n: int) -> Any:
-        """Return `n` environments with several agents."""
-        options = self.env_options
-        if options.backend != "tensor":
-            return make_multi_agent_env(self.env_id, n, self.seed, options.kwargs, options.workers)
-        from rlox.multi_agent.tensor import TENSOR_AGENT_ENVS, TensorMultiAgentVecEnv
-
-        if self.env_id not in TENSOR_AGENT_ENVS:
-            raise ValueError(
-                f"MAPPO: env_backend must be auto with {env_name(self.env_id)}, got 'tensor': only "
-                f"{', '.join(TENSOR_AGENT_ENVS)} has a tensor version with several agents"
-            )
-        if options.workers or self.ranks.joined:
-            rule = "env_workers must be 0" if options.workers else "distributed must be left out"
-            raise ValueError(f"MAPPO: {rule} with env_backend=tensor, whose copies are stepped together on one device")
-        device = "cuda" if self._requested_device == "cuda" else "cpu"
-        return TensorMultiAgentVecEnv(self.env_id, n, self.seed, options.kwargs, device)
-
-    def _make_collector(self, n: int, reward_fn: RewardFn | None) -> RolloutCollector | MultiAgentCollector:
+    def _make_collector(self, n: int, reward_fn: RewardFn | None) -> Any:
         c, options = self.config, self.env_options
         if not self.several:
             for name in ("self_play", "agent_id"):
@@ -155,9 +139,12 @@ class MAPPO(OnPolicyAlgorithm):
         ):
             if value:
                 raise ValueError(f"MAPPO: {name} must be {rule} with several agents, got {value}")
-        env = self._make_env(n)
+        if options.device is None:
+            env = make_multi_agent_env(self.env_id, n, self.seed, options.kwargs, options.workers)
+        else:
+            env = options.make(self.env_id, n, self.seed)
         try:
-            collector = MultiAgentCollector(env, self.seed, c)
+            collector = self._make_agents_collector(env)
             self._require_agents(collector)
         except ValueError:
             env.close()
@@ -165,7 +152,14 @@ class MAPPO(OnPolicyAlgorithm):
         self.players, self.agents = collector.players, collector.agents.agents
         return collector
 
-    def _require_agents(self, collector: MultiAgentCollector) -> None:
+    def _make_agents_collector(self, env: Any) -> MultiAgentCollector | TensorAgentCollector:
+        if self.env_options.device is None:
+            return MultiAgentCollector(env, self.seed, self.config)
+        from rlox.multi_agent.tensor_rollout import TensorAgentCollector
+
+        return TensorAgentCollector(env, self.seed, self.config, self.env_options.compiled)
+
+    def _require_agents(self, collector: MultiAgentCollector | TensorAgentCollector) -> None:
         """Raise ValueError unless the agents of an environment are those that the arguments and a checkpoint expect."""
         c, players, n_agents = self.config, collector.players, collector.agents.n_agents
         if self._n_agents not in (None, n_agents):
@@ -211,7 +205,8 @@ class MAPPO(OnPolicyAlgorithm):
     def setup(self, rng: Rng) -> None:
         c, names = self.config, [player.name for player in self.players]
         norms: dict[str, ValueNorm] = {}
-        if c.value_norm and self.device == "cpu":
+        on_device = self.device != "cpu" or self.env_options.device is not None
+        if c.value_norm and not on_device:
             norms = self.keep("value_norm", ValueNorms(names)).by_name
         elif c.value_norm:
             from rlox.gpu.value_norm import DeviceValueNorm
@@ -224,7 +219,7 @@ class MAPPO(OnPolicyAlgorithm):
             optimizers: list[Any] = [self._make_optimizer(policy) for policy in policies]
             self._optimizers, self.optimizer = optimizers, Optimizers(optimizers)
             acting = [acting_policy(policy, self.device) for policy in policies]
-            if self.device != "cpu":
+            if self.device != "cpu" and self.env_options.device is None:
                 parts = zip(policies, optimizers, self.players, strict=True)
                 trained = [GpuPolicy(one, by.flat, who.network_spec, who.state_dim) for one, by, who in parts]
                 self._host = HostCollection(self, trained)

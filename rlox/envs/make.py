@@ -58,7 +58,7 @@ class EnvOptions:
         if self.device is not None:
             from rlox.envs.tensor.vec_env import make_on_device
 
-            return make_on_device(env_id, n_envs, seed, self.device, self.compiled)
+            return make_on_device(env_id, n_envs, seed, self.device, self.compiled, self.kwargs)
         workers = -(-self.workers // n_ranks)
         return make_vec_env(env_id, n_envs, seed, self.kwargs, self.wrappers, workers, self.backend, self.remote)
 

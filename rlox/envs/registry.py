@@ -142,7 +142,8 @@ def register_env(capsule: Any, module: str | None = None) -> str:
     if tensor:
         from rlox.envs.tensor.check import check_tensor_env
 
-        env_id = check_tensor_env(capsule, "register_env").env_id
+        made = check_tensor_env(capsule, "register_env")
+        env_id = made.env_id
     else:
         env_id = capsule_id(capsule) if type(capsule).__name__ == "PyCapsule" else ""
     if env_id and not _ID.fullmatch(env_id):
@@ -150,7 +151,7 @@ def register_env(capsule: Any, module: str | None = None) -> str:
             f"register_env: env_id must be a name and a version such as 'Mine-v0' or 'my_lab/Mine-v0', got {env_id!r}"
         )
     if tensor:
-        tensor_table.register(env_id, capsule, "register_env")
+        tensor_table.register(env_id, capsule, made.agents is not None, "register_env")
     else:
         env_id = register_native(capsule)
     if module is not None and module != "__main__":
@@ -208,15 +209,17 @@ def is_native_multi_agent(env: Any) -> bool:
     ValueError, ImportError
         Same as `is_native`.
     """
-    return is_multi_agent(env) and not env.startswith(ZOO)
+    if not isinstance(env, str) or env.startswith(ZOO) or env in native_ids():
+        return False
+    return env in native_multi_agent_ids() or (register_offered(env) and env in native_multi_agent_ids())
 
 
 def is_multi_agent(env: Any) -> bool:
-    """Return whether an id names an environment with several agents: ``pettingzoo:…``, or a native id."""
-    if not isinstance(env, str) or env in native_ids():
+    """Return whether an id names an environment with several agents: ``pettingzoo:…``, a native id, or a user's tensor
+    environment."""
+    if not isinstance(env, str):
         return False
-    known = env.startswith(ZOO) or env in native_multi_agent_ids()
-    return known or (register_offered(env) and env in native_multi_agent_ids())
+    return env.startswith(ZOO) or env in tensor_table.REGISTERED_AGENTS or is_native_multi_agent(env)
 
 
 def announce_all() -> None:

@@ -27,9 +27,18 @@ class DeviceValueNorm(ValueNorm):
         wide = returns.double()
         new = torch.stack([wide.mean(), wide.square().mean(), torch.ones_like(self.on_device[2])])
         self.on_device.mul_(DECAY).add_(new, alpha=1.0 - DECAY)
-        mean, square = self.on_device[:2] / self.on_device[2].clamp(min=LEAST_WEIGHT)
-        deviation = (square - mean.square()).clamp(min=LEAST_VARIANCE).sqrt()
+        mean, deviation = self._units()
         return (returns - mean) / deviation
+
+    def denormalize(self, values: torch.Tensor) -> torch.Tensor:
+        """Convert a critic's outputs, a tensor (…) f32, to units of returns."""
+        mean, deviation = self._units()
+        return values * deviation + mean
+
+    def _units(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and standard deviation, both () f64."""
+        mean, square = self.on_device[:2] / self.on_device[2].clamp(min=LEAST_WEIGHT)
+        return mean, (square - mean.square()).clamp(min=LEAST_VARIANCE).sqrt()
 
     def state(self) -> np.ndarray:
         return self.on_device.cpu().numpy()

@@ -279,13 +279,13 @@ class MultiAgentCollector(Collector):
         environments cannot be restored."""
         if self._raw is None or (saved := self.env.get_state()) is None:
             return None
-        mine = _name_inputs(self._raw) | self._name_memories()
+        mine = name_inputs(self._raw) | self._name_memories()
         return saved | {name: array.copy() for name, array in mine.items()}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue from the result of `state`; raise a ValueError or TypeError if it is damaged or does not fit."""
         now = MultiAgentStep.empty(self.agents, self.n_envs)
-        targets = _name_inputs(now)
+        targets = name_inputs(now)
         for name, target in targets.items():
             _check_array(name, state.get(name), target.shape, target.dtype)
             target[...] = state[name]
@@ -338,7 +338,7 @@ def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: Any) -> N
         )
 
 
-def _name_inputs(step: MultiAgentStep) -> dict[str, np.ndarray]:
+def name_inputs(step: MultiAgentStep) -> dict[str, np.ndarray]:
     """Return the inputs of the next actions, by their names in a checkpoint."""
     named = {"step_state": step.state}
     for g, (obs, alive, mask) in enumerate(zip(step.obs, step.alive, step.masks, strict=True)):

@@ -11,6 +11,7 @@ from rlox.config import integer
 from rlox.config.base import choice
 from rlox.envs.protocols import VecEnv
 from rlox.envs.registry import env_name, is_native_multi_agent
+from rlox.envs.tensor.table import REGISTERED_AGENTS
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep
 
 BACKENDS = ("auto", "native", "pettingzoo")
@@ -69,8 +70,8 @@ def make_multi_agent_env(
     ----------
     env : str or callable
         ``pettingzoo:package.module`` (a module with ``parallel_env``, or with ``env`` of an AEC environment),
-        ``package.module:factory``, a native id such as ``GridPursuit-v0``, or a callable that returns a PettingZoo
-        environment.
+        ``package.module:factory``, a native id such as ``GridPursuit-v0``, a registered tensor environment, or a
+        callable that returns a PettingZoo environment.
     n_envs, seed : int
         Number of copies N, and their seed. Results are the same with and without workers.
     kwargs : dict, optional
@@ -107,6 +108,10 @@ def make_multi_agent_env(
         from rlox.multi_agent.native import NativeMultiAgentVecEnv
 
         return NativeMultiAgentVecEnv(env, n_envs, seed, kwargs, state)  # type: ignore[arg-type]  # an id
+    if env in REGISTERED_AGENTS and not workers and backend == "auto":
+        from rlox.multi_agent.tensor import TensorMultiAgentVecEnv
+
+        return TensorMultiAgentVecEnv(env, n_envs, seed, kwargs)  # type: ignore[arg-type]  # an id
     if workers:
         from rlox.multi_agent.workers import ParallelPettingZooVecEnv
 

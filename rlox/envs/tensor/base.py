@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from rlox.envs.spec import EnvSpec, native_spec
 from rlox.kernels.envs.vec_env import VecEnv
+
+
+@dataclass(frozen=True)
+class TensorAgents:
+    """The A agents of a tensor environment, with equal spaces, whose episodes and rewards are common.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Their names.
+    spec : EnvSpec
+        Shapes, sizes and bounds of one agent.
+    state_dim : int
+        S, the numbers that a central critic reads; 0: it reads the observations of all agents.
+    """
+
+    names: tuple[str, ...]
+    spec: EnvSpec
+    state_dim: int = 0
+
+    def join(self) -> EnvSpec:
+        """Return the `EnvSpec` of all agents as one: the observations of all, then the S numbers; all actions."""
+        n, one = len(self.names), self.spec
+        shape = (n * one.obs_dim + self.state_dim,)
+        if one.continuous:
+            low, high = (np.tile(np.asarray(bound, np.float32), n) for bound in (one.act_low, one.act_high))
+            return EnvSpec(shape, act_dim=len(low), act_low=low, act_high=high)
+        return EnvSpec(shape, n_choices=one.choices * n)
 
 
 class TensorEnv:
@@ -32,6 +62,9 @@ class TensorEnv:
         Blocks of four random words that the start of an episode takes.
     random_steps : bool
         Whether `step` takes random words too.
+    agents : TensorAgents, optional
+        Its agents, if it has several: `spec` is then their ``join()``, an observation has those of all agents one after
+        the other, then the numbers of a central critic, and so have actions; the reward is that of each agent.
     """
 
     env_id: ClassVar[str]
@@ -40,6 +73,7 @@ class TensorEnv:
     max_episode_steps: int | None = None
     start_blocks: ClassVar[int] = 1
     random_steps: ClassVar[bool] = False
+    agents: TensorAgents | None = None
 
     def start(self, words: torch.Tensor) -> torch.Tensor:
         """Return the states (S, M) float64 in which M episodes start.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rlox.envs.spec import EnvSpec
-from rlox.envs.tensor.base import TensorEnv
+from rlox.envs.tensor.base import TensorAgents, TensorEnv
 from rlox.envs.tensor.vec_env import TensorVecEnv
 from rlox.kernels.rng import Rng
 
@@ -31,6 +31,7 @@ def check_tensor_env(create: Callable[[], Any], where: str) -> TensorEnv:
     where = f"{where}: {type(env).__name__}"
     for name, right, rule in (
         ("env_id", lambda x: isinstance(x, str), "be a str"),
+        ("agents", lambda x: x is None or isinstance(x, TensorAgents), "be None or a TensorAgents"),
         ("spec", lambda x: isinstance(x, EnvSpec) and len(x.obs_shape) == 1, "be an EnvSpec of vectors"),
         ("state_size", lambda x: isinstance(x, int) and x >= 1, "be at least 1"),
         ("max_episode_steps", lambda x: x is None or (isinstance(x, int) and x >= 1), "be None or at least 1"),
@@ -38,6 +39,8 @@ def check_tensor_env(create: Callable[[], Any], where: str) -> TensorEnv:
     ):
         if not right(value := getattr(env, name, None)):
             raise ValueError(f"{where}: {name} must {rule}, got {value!r}")
+    if env.agents is not None:
+        _check_agents(env.agents, env.spec, where)
     words = torch.zeros((4 * env.start_blocks, _N), dtype=torch.int64)
     state = env.start(words)
     _check(state, (env.state_size, _N), torch.float64, f"{where}.start", "the state")
@@ -57,6 +60,19 @@ def check_tensor_env(create: Callable[[], Any], where: str) -> TensorEnv:
     copies.prepare(1)
     copies.step_all(actions)
     return env
+
+
+def _check_agents(agents: TensorAgents, spec: EnvSpec, where: str) -> None:
+    names, one = agents.names, agents.spec
+    for name, value, right, rule in (
+        ("names", names, isinstance(names, tuple) and names and len(set(names)) == len(names), "be different"),
+        ("spec", one, len(one.obs_shape) == 1 and not one.masked, "be an EnvSpec of vectors without masks"),
+        ("state_dim", agents.state_dim, isinstance(agents.state_dim, int) and agents.state_dim >= 0, "be at least 0"),
+    ):
+        if not right:
+            raise ValueError(f"{where}: {name} of agents must {rule}, got {value!r}")
+    if spec != agents.join():
+        raise ValueError(f"{where}: spec must be agents.join(), {agents.join()}, got {spec}")
 
 
 def _check(value: Any, shape: tuple[int, ...], dtype: torch.dtype | None, where: str, name: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from rlox.envs.spec import EnvSpec
-from rlox.envs.tensor.base import TensorEnv
+from rlox.envs.spec import native_spec
+from rlox.envs.tensor.base import TensorAgents, TensorEnv
 from rlox.kernels.envs.multi_agent import AgentVecEnv
 
 _STEP_REWARD, _CATCH_REWARD = -0.01, 1.0
@@ -13,10 +13,7 @@ _FAR = 1 << 16  # more than all distances together
 
 
 class GridPursuit(TensorEnv):
-    """All pursuers as one: a row of actions has one for each, and all get the same reward.
-
-    The observation (A * D + C) contains those of the A pursuers, then the state that a central critic sees. The state
-    has row and column of each pursuer, then of the prey.
+    """The state has row and column of each pursuer, then of the prey; so has what a central critic sees.
 
     Parameters
     ----------
@@ -34,12 +31,11 @@ class GridPursuit(TensorEnv):
         self.size, self.n_pursuers, self.n_catchers = given["size"], given["n_pursuers"], given["n_catchers"]
         self.max_episode_steps = given["max_cycles"]
         self._random_below = int(given["randomness"] * 2**32)
-        self.view_dim, self.central_dim = kernel.obs_dim, kernel.central_dim
-        self.state_size = self.central_dim
+        self.state_size = kernel.central_dim
         self.start_blocks = -(-(self.n_pursuers + 1) // 4)  # type: ignore[misc]  # it depends on the number
-        self.spec = EnvSpec(
-            (self.n_pursuers * self.view_dim + self.central_dim,), n_choices=(kernel.n_actions,) * self.n_pursuers
-        )
+        names = tuple(f"pursuer_{a}" for a in range(self.n_pursuers))
+        self.agents = TensorAgents(names, native_spec(kernel), kernel.central_dim)
+        self.spec = self.agents.join()
 
     def start(self, words: torch.Tensor) -> torch.Tensor:
         # Uniform over all cells, from one word for each position.

@@ -371,11 +371,21 @@ class TensorVecEnv:
             raise ValueError(f"TensorVecEnv.{method}: the environments must be reset first; call reset_all()")
 
 
-def make_on_device(env: str | TensorEnv, n: int, seed: int, device: torch.device | str, compiled: bool = False) -> Any:
-    """Create N copies that live on `device`: a `TensorVecEnv`, or what `register_vec_env` says for this id."""
+def make_on_device(
+    env: str | TensorEnv,
+    n: int,
+    seed: int,
+    device: torch.device | str,
+    compiled: bool = False,
+    arguments: dict[str, Any] | None = None,
+) -> Any:
+    """Create N copies that live on `device`: a `TensorVecEnv`, or what `register_vec_env` says for this id.
+
+    `arguments` are those of an environment with several agents.
+    """
     if isinstance(env, str) and env in VEC_ENVS:
         return VEC_ENVS[env](n, seed, str(device))
-    return TensorVecEnv(n, seed, env, device, compiled)
+    return TensorVecEnv(n, seed, create(env, **arguments) if arguments else env, device, compiled)
 
 
 class HostVecEnv(TensorVecEnv):
