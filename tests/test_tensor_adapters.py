@@ -148,25 +148,46 @@ def test_training_in_an_environment_of_another_package():
     assert isinstance(rlox.VecEnv(3, 0, "Counters-v0", device="cpu"), TorchVecEnv)
     with pytest.raises(ValueError, match="must be new"):
         register_vec_env("Counters-v0", lambda *_: None)
-    with pytest.raises(ValueError, match=r"Counters-v0 is registered with register_vec_env alone, .* on a device"):
-        ppo.evaluate(1)
 
 
 @pytest.mark.usefixtures("registered")
-def test_an_environment_without_evaluation_is_refused_before_a_run(command):
-    words = ("train", "algo=ppo", "env=Counters-v0", "env.backend=tensor", "device=cpu", "logger=none")
-    code, _, err = command(*words)
-    assert code == 2
-    assert "cannot be evaluated: Counters-v0 is registered with register_vec_env alone" in " ".join(err.split())
-    code, out, _ = command("ls", "envs")
-    assert "Counters-v0 (registered by a module; algo=ppo, a2c; without a version for evaluation)" in out
-    assert "  CartPole-v1 (algo=ppo, a2c)" in out
-    assert "  GridPursuit-v0 (algo=mappo, stepped from the host)" in out
+def test_an_environment_that_only_a_device_has_is_evaluated_there(monkeypatch):
+    """Each of as many new copies as there are episodes plays one, in which the counter takes the actions' sum."""
+    ppo = rlox.PPO("Counters-v0", n_envs=8, n_steps=16, env_backend="tensor")
+    created = []
+    create = table.VEC_ENVS["Counters-v0"]
+    monkeypatch.setitem(table.VEC_ENVS, "Counters-v0", lambda *args: created.append(args) or create(*args))
+    results = ppo.evaluate(5, seed=3)
+    assert [(n, device) for n, _, device in created] == [(5, "cpu")]
+    env = create(5, created[0][1], "cpu")
+    obs, returns, lengths, running = env.reset_all(), np.zeros(5), np.zeros(5, int), np.ones(5, bool)
+    while running.any():
+        step = env.step_all(torch.from_numpy(ppo.predict(obs.numpy())))
+        returns[running] += step["rewards"].numpy()[running]
+        lengths[running] += 1
+        running &= ~(step["terminated"] | step["truncated"]).numpy()
+        obs = step["obs"]
+    np.testing.assert_allclose(results.returns, returns, rtol=1e-6)
+    np.testing.assert_array_equal(results.lengths, lengths)
+    with pytest.raises(ValueError, match="Counters-v0, which only register_vec_env knows, has no pictures"):
+        ppo.evaluate(1, frames=lambda image: None)
     gymnasium.register("Counters-v0", entry_point=lambda: None)
     try:
-        assert table.find_evaluation_obstacle("Counters-v0") is None
+        assert not table.is_only_on_device("Counters-v0")
     finally:
         del gymnasium.registry["Counters-v0"]
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_command_line_trains_and_evaluates_in_it(command, tmp_path):
+    small = ("total_timesteps=128", "env.n_envs=4", "algo.n_steps=16", "eval.n_episodes=2", "logger=none", "tuned=off")
+    words = ("train", "algo=ppo", "env=Counters-v0", "env.backend=tensor", "device=cpu", "hydra.run.dir=run")
+    code, _, err = command(*words, *small)
+    assert code == 0, err
+    code, out, err = command("ls", "envs")
+    assert "Counters-v0 (registered by a module; algo=ppo, a2c, mappo)" in out
+    assert "  CartPole-v1 (algo=ppo, a2c, mappo)" in out
+    assert "  GridPursuit-v0 (algo=mappo)" in out
 
 
 @dataclass

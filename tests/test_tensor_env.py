@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import importlib
 import sys
@@ -16,11 +17,18 @@ import rlox
 from rlox.envs import make_vec_env
 from rlox.envs.protocols import step_arrays, step_layout
 from rlox.envs.tensor import table
-from rlox.envs.tensor.table import TENSOR_ENVS, create, tensor_env_ids
+from rlox.envs.tensor.table import TENSOR_AGENT_ENVS, TENSOR_ENVS, create, tensor_env_ids
 from rlox.envs.tensor.vec_env import TensorVecEnv, step_tensors
+from rlox.kernels.envs.native_env import CONSTANTS
 from rlox.kernels.rng import Rng
 
 IDS = list(TENSOR_ENVS)
+
+
+def module_file(path):
+    return importlib.import_module(path.partition(":")[0]).__file__
+
+
 # The acrobot is chaotic: a difference of 1e-16 between two sines grows past float32 within an episode.
 STEPS_APART = {"Acrobot-v1": 40}
 
@@ -222,6 +230,27 @@ def test_launches_of_a_step(env_id):
     budgets = {"CartPole-v1": 38, "Acrobot-v1": 150}
     assert stepping.n <= budgets.get(env_id, 45)
     assert preparing.n <= 85
+
+
+@pytest.mark.parametrize("path", sorted(set(map(module_file, [*TENSOR_ENVS.values(), *TENSOR_AGENT_ENVS.values()]))))
+def test_numbers_that_define_an_environment_stand_in_the_kernels(path):
+    """Tensors read them (`CONSTANTS`); only small factors of formulas are written a second time."""
+    tree = ast.parse(Path(path).read_text())
+    numbers = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert {x for x in numbers if isinstance(x, float)} <= {0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0}
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            assert any(isinstance(part, ast.Name) for part in ast.walk(node.value)), ast.unparse(node)
+
+
+def test_constants_decide_what_the_kernels_do():
+    native = rlox.VecEnv(64, 0, "GridWorld-v0")
+    native.reset_all()
+    rng, rewards = Rng(0), set()
+    for _ in range(100):
+        rewards |= set(native.step_all(native.spec.random_actions(rng, 64))["rewards"].tolist())
+    assert rewards == {CONSTANTS["GridWorld-v0"]["step_reward"], CONSTANTS["GridWorld-v0"]["goal_reward"]}
+    assert CONSTANTS.keys() == {*TENSOR_ENVS, *TENSOR_AGENT_ENVS}
 
 
 def test_a_compiled_step_is_the_same():

@@ -236,7 +236,7 @@ def test_signs_of_rewards_are_learned_from():
         (PPO, "CartPole-v1", {"reward_fn": lambda o, a, r: r}, "cannot call the Python function <lambda>"),
         (PPO, "CartPole-v1", {"env_workers": 1}, "no env_kwargs, wrappers, workers or remote addresses"),
         (PPO, "Blackjack-v1", {}, "Blackjack-v1 has no tensor version; those that have one are"),
-        (DQN, "CartPole-v1", {}, "environments on a device are for PPO and A2C"),
+        (DQN, "CartPole-v1", {}, "environments on a device are for PPO, A2C and MAPPO"),
     ],
 )
 def test_what_cannot_run_on_a_device_is_refused(cls, env, settings, message):

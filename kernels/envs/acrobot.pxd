@@ -19,6 +19,29 @@ from rlox.kernels.philox cimport Block, open_unit
 from rlox.kernels.types cimport cf64_r, ci64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r
 
 
+cdef struct Constants:
+    f64 h            # s per step
+    f64 max_speed_1  # rad/s
+    f64 max_speed_2
+    f64 gravity_1    # N m, of links of length 1, mass 1, centre of mass at 1/2, inertia 1, for g = 9.8
+    f64 gravity_2
+    f64 inertia_1    # kg m^2
+    f64 inertia_2
+    f64 coupling
+    f64 height       # m, above which the tip must be
+    f64 start        # largest number of the state in which episodes start
+    f64 reward       # per step that does not end the episode
+
+
+# Read by the tensor version of the environment, too (rlox.envs.tensor).
+cdef inline Constants constants() noexcept nogil:
+    return Constants(
+        h=0.2, max_speed_1=4.0 * 3.14159265358979323846, max_speed_2=9.0 * 3.14159265358979323846,
+        gravity_1=14.7, gravity_2=4.9, inertia_1=3.5, inertia_2=1.25, coupling=0.5, height=1.0, start=0.1,
+        reward=-1.0,
+    )
+
+
 cdef inline f64 wrap(f64 x) noexcept nogil:
     """Turn an angle into [-pi, pi]."""
     cdef f64 pi = 3.14159265358979323846
@@ -36,17 +59,18 @@ cdef inline f64 bound(f64 x, f64 limit) noexcept nogil:
 
 cdef inline void accelerate(f64 theta1, f64 theta2, f64 speed1, f64 speed2, f64 torque, f64* acc1,
                             f64* acc2) noexcept nogil:
-    """Compute the accelerations of links of length 1, mass 1, centre of mass at 1/2, inertia 1, for g = 9.8."""
+    """Compute the accelerations of the links."""
+    cdef Constants c = constants()
     cdef f64 sin1, cos1, sin2, cos2, d1, d2, phi1, phi2, turn, determinant, per
     sincos(theta1, &sin1, &cos1)
     sincos(theta2, &sin2, &cos2)
-    d1 = 3.5 + cos2
-    d2 = 1.25 + 0.5 * cos2
-    phi2 = 4.9 * (sin1 * cos2 + cos1 * sin2)
-    phi1 = 14.7 * sin1 + phi2 - sin2 * speed2 * (0.5 * speed2 + speed1)
-    turn = torque - 0.5 * (speed1 * speed1) * sin2 - phi2
+    d1 = c.inertia_1 + cos2
+    d2 = c.inertia_2 + c.coupling * cos2
+    phi2 = c.gravity_2 * (sin1 * cos2 + cos1 * sin2)
+    phi1 = c.gravity_1 * sin1 + phi2 - sin2 * speed2 * (c.coupling * speed2 + speed1)
+    turn = torque - c.coupling * (speed1 * speed1) * sin2 - phi2
     # One division for both accelerations.
-    determinant = 1.25 * d1 - d2 * d2
+    determinant = c.inertia_2 * d1 - d2 * d2
     per = 1.0 / (d1 * determinant)
     acc2[0] = (d1 * turn + d2 * phi1) * (d1 * per)
     acc1[0] = -(d2 * acc2[0] + phi1) * (determinant * per)
@@ -63,8 +87,8 @@ cdef inline void write_obs(f32* obs, f64 sin1, f64 cos1, f64 sin2, f64 cos2, f64
 
 cdef inline void step_all(i64 n, f64_r theta1, f64_r theta2, f64_r speed1, f64_r speed2, ci64_r actions, f32_r obs,
                           f64_r rewards, u8_r terminated) noexcept nogil:
-    cdef f64 h = 0.2  # s per step
-    cdef f64 pi = 3.14159265358979323846
+    cdef Constants c = constants()
+    cdef f64 h = c.h
     cdef i64 i
     cdef f64 a, b, u, v, u1, v1, u2, v2, u3, v3, p1, q1, p2, q2, p3, q3, p4, q4
     cdef f64 torque, sin1, cos1, sin2, cos2
@@ -87,8 +111,8 @@ cdef inline void step_all(i64 n, f64_r theta1, f64_r theta2, f64_r speed1, f64_r
         accelerate(a + h * u2, b + h * v2, u3, v3, torque, &p4, &q4)
         a = wrap(a + h / 6.0 * (u + 2.0 * u1 + 2.0 * u2 + u3))
         b = wrap(b + h / 6.0 * (v + 2.0 * v1 + 2.0 * v2 + v3))
-        u = bound(u + h / 6.0 * (p1 + 2.0 * p2 + 2.0 * p3 + p4), 4.0 * pi)
-        v = bound(v + h / 6.0 * (q1 + 2.0 * q2 + 2.0 * q3 + q4), 9.0 * pi)
+        u = bound(u + h / 6.0 * (p1 + 2.0 * p2 + 2.0 * p3 + p4), c.max_speed_1)
+        v = bound(v + h / 6.0 * (q1 + 2.0 * q2 + 2.0 * q3 + q4), c.max_speed_2)
         theta1[i] = a
         theta2[i] = b
         speed1[i] = u
@@ -96,8 +120,8 @@ cdef inline void step_all(i64 n, f64_r theta1, f64_r theta2, f64_r speed1, f64_r
         sincos(a, &sin1, &cos1)
         sincos(b, &sin2, &cos2)
         write_obs(obs + 6 * i, sin1, cos1, sin2, cos2, u, v)
-        up = sin1 * sin2 - cos1 * cos2 - cos1 > 1.0
-        rewards[i] = 0.0 if up else -1.0
+        up = sin1 * sin2 - cos1 * cos2 - cos1 > c.height
+        rewards[i] = 0.0 if up else c.reward
     # Bytes in the first loop would make it process 64 environments at a time (see cartpole.pxd).
     for i in range(n):
         terminated[i] = rewards[i] == 0.0
@@ -112,6 +136,7 @@ cdef inline void step_n(const void* params, const rlox_batch_v1* batch, const vo
 
 cdef inline void reset_n(const void* params, const rlox_batch_v1* batch, i64 m, const i64* index,
                          f32* obs) noexcept nogil:
+    cdef f64 most = constants().start
     cdef i64 i, j
     cdef int k
     cdef Block block
@@ -120,10 +145,10 @@ cdef inline void reset_n(const void* params, const rlox_batch_v1* batch, i64 m, 
     for j in range(m):
         i = index[j]
         block = reset_block(batch, i)
-        start[0] = <f32>(0.2 * open_unit(block.a) - 0.1)
-        start[1] = <f32>(0.2 * open_unit(block.b) - 0.1)
-        start[2] = <f32>(0.2 * open_unit(block.c) - 0.1)
-        start[3] = <f32>(0.2 * open_unit(block.d) - 0.1)
+        start[0] = <f32>(2.0 * most * open_unit(block.a) - most)
+        start[1] = <f32>(2.0 * most * open_unit(block.b) - most)
+        start[2] = <f32>(2.0 * most * open_unit(block.c) - most)
+        start[3] = <f32>(2.0 * most * open_unit(block.d) - most)
         for k in range(4):
             batch.state[k * batch.n + i] = start[k]
         sincos(start[0], &sin1, &cos1)

@@ -20,25 +20,43 @@ from rlox.kernels.philox cimport Block, open_unit
 from rlox.kernels.types cimport cf64_r, ci64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r
 
 
+cdef struct Constants:
+    f64 gravity      # m/s^2
+    f64 per_mass     # 1/kg, of the cart's 1.0 and the pole's 0.1
+    f64 pole_mass    # kg
+    f64 half_length  # m, half of the pole
+    f64 pole_moment  # kg m, mass of the pole times half its length
+    f64 force        # N
+    f64 tau          # s per step
+    f64 x_limit      # m
+    f64 theta_limit  # rad, 12 degrees
+    f64 start        # largest number of the state in which episodes start
+    f64 reward       # per step
+
+
+# Read by the tensor version of the environment, too (rlox.envs.tensor).
+cdef inline Constants constants() noexcept nogil:
+    return Constants(
+        gravity=9.8, per_mass=1.0 / 1.1, pole_mass=0.1, half_length=0.5, pole_moment=0.05, force=10.0, tau=0.02,
+        x_limit=2.4, theta_limit=0.20943951023931953, start=0.05, reward=1.0,
+    )
+
+
 cdef inline void step_one(f64* x, f64* x_dot, f64* theta, f64* theta_dot, i64 action) noexcept nogil:
     """Advance one environment by Euler's method."""
-    cdef f64 gravity = 9.8            # m/s^2
-    cdef f64 per_mass = 1.0 / 1.1     # 1/kg, of the cart's 1.0 and the pole's 0.1
-    cdef f64 half_length = 0.5        # m, half of the pole
-    cdef f64 pole_moment = 0.05       # kg m, mass of the pole times half its length
-    cdef f64 tau = 0.02               # s per step
-    cdef f64 force = -10.0 + 20.0 * <f64><int>action  # N
+    cdef Constants c = constants()
+    cdef f64 force = -c.force + 2.0 * c.force * <f64><int>action
     cdef f64 sin_theta, cos_theta, push, theta_acc, x_acc
     sincos(theta[0], &sin_theta, &cos_theta)
     # Multiplying by 1 / mass saves three divisions, which halves the time of a step; results differ by rounding.
-    push = (force + pole_moment * (theta_dot[0] * theta_dot[0]) * sin_theta) * per_mass
-    theta_acc = (gravity * sin_theta - cos_theta * push) / (
-        half_length * (4.0 / 3.0 - 0.1 * per_mass * (cos_theta * cos_theta)))
-    x_acc = push - pole_moment * per_mass * theta_acc * cos_theta
-    x[0] += tau * x_dot[0]
-    x_dot[0] += tau * x_acc
-    theta[0] += tau * theta_dot[0]
-    theta_dot[0] += tau * theta_acc
+    push = (force + c.pole_moment * (theta_dot[0] * theta_dot[0]) * sin_theta) * c.per_mass
+    theta_acc = (c.gravity * sin_theta - cos_theta * push) / (
+        c.half_length * (4.0 / 3.0 - c.pole_mass * c.per_mass * (cos_theta * cos_theta)))
+    x_acc = push - c.pole_moment * c.per_mass * theta_acc * cos_theta
+    x[0] += c.tau * x_dot[0]
+    x_dot[0] += c.tau * x_acc
+    theta[0] += c.tau * theta_dot[0]
+    theta_dot[0] += c.tau * theta_acc
 
 
 # The bytes of `terminated` are written in a loop of their own. In the first loop, they would make the vectoriser take
@@ -65,13 +83,12 @@ cdef inline void step_all(i64 n, f64_r x, f64_r x_dot, f64_r theta, f64_r theta_
 
 
 cdef inline void rewards_and_ends(i64 n, cf64_r x, cf64_r theta, f64_r rewards, u8_r terminated) noexcept nogil:
-    cdef f64 x_limit = 2.4                      # m
-    cdef f64 theta_limit = 0.20943951023931953  # rad, 12 degrees
+    cdef Constants c = constants()
     cdef i64 i
     for i in range(n):
-        terminated[i] = (fabs(x[i]) > x_limit) | (fabs(theta[i]) > theta_limit)
+        terminated[i] = (fabs(x[i]) > c.x_limit) | (fabs(theta[i]) > c.theta_limit)
     for i in range(n):
-        rewards[i] = 1.0
+        rewards[i] = c.reward
 
 
 cdef inline void step_n(const void* params, const rlox_batch_v1* batch, const void* actions, f32* obs, f64* rewards,
@@ -83,6 +100,7 @@ cdef inline void step_n(const void* params, const rlox_batch_v1* batch, const vo
 
 cdef inline void reset_n(const void* params, const rlox_batch_v1* batch, i64 m, const i64* index,
                          f32* obs) noexcept nogil:
+    cdef f64 most = constants().start
     cdef i64 i, j
     cdef int k
     cdef Block block
@@ -90,10 +108,10 @@ cdef inline void reset_n(const void* params, const rlox_batch_v1* batch, i64 m, 
     for j in range(m):
         i = index[j]
         block = reset_block(batch, i)
-        start[0] = 0.1 * open_unit(block.a) - 0.05
-        start[1] = 0.1 * open_unit(block.b) - 0.05
-        start[2] = 0.1 * open_unit(block.c) - 0.05
-        start[3] = 0.1 * open_unit(block.d) - 0.05
+        start[0] = 2.0 * most * open_unit(block.a) - most
+        start[1] = 2.0 * most * open_unit(block.b) - most
+        start[2] = 2.0 * most * open_unit(block.c) - most
+        start[3] = 2.0 * most * open_unit(block.d) - most
         for k in range(4):
             batch.state[k * batch.n + i] = start[k]
             obs[4 * i + k] = <f32>start[k]

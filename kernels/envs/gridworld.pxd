@@ -19,6 +19,18 @@ cdef struct Params:
     i64 columns
 
 
+cdef struct Constants:
+    f64 step_reward  # for each step but the last one
+    f64 goal_reward  # for the step that reaches the goal
+
+
+# Read by the tensor version of the environment, too (rlox.envs.tensor).
+cdef inline Constants constants() noexcept nogil:
+    return Constants(
+        step_reward=-0.01, goal_reward=1.0,
+    )
+
+
 cdef inline f64 move(f64 x, f64 by, f64 last) noexcept nogil:
     x = x + by
     x = x if x < last else last
@@ -27,6 +39,7 @@ cdef inline f64 move(f64 x, f64 by, f64 last) noexcept nogil:
 
 cdef inline void step_all(i64 n, i64 rows, i64 columns, f64_r row, f64_r column, ci64_r actions, f32_r obs,
                           f64_r rewards, u8_r terminated) noexcept nogil:
+    cdef Constants reward = constants()
     cdef f64 last_row = <f64>(rows - 1)
     cdef f64 last_column = <f64>(columns - 1)
     cdef f32 height = <f32>max(rows - 1, 1)
@@ -45,7 +58,7 @@ cdef inline void step_all(i64 n, i64 rows, i64 columns, f64_r row, f64_r column,
         obs[2 * i + 1] = <f32>c / width
         there = (r == last_row) & (c == last_column)
         terminated[i] = there
-        rewards[i] = 1.0 if there else -0.01
+        rewards[i] = reward.goal_reward if there else reward.step_reward
 
 
 cdef inline void step_n(const void* params, const rlox_batch_v1* batch, const void* actions, f32* obs, f64* rewards,

@@ -18,6 +18,26 @@ from rlox.kernels.philox cimport open_unit
 from rlox.kernels.types cimport cf64_r, ci64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r
 
 
+cdef struct Constants:
+    f64 left_wall    # position
+    f64 right_wall
+    f64 max_speed    # position per step
+    f64 gravity      # position per step and step, as are forces
+    f64 force
+    f64 goal
+    f64 start_low    # episodes start between it and `start_width` beyond it
+    f64 start_width
+    f64 reward       # per step
+
+
+# Read by the tensor version of the environment, too (rlox.envs.tensor).
+cdef inline Constants constants() noexcept nogil:
+    return Constants(
+        left_wall=-1.2, right_wall=0.6, max_speed=0.07, gravity=0.0025, force=0.001, goal=0.5, start_low=-0.6,
+        start_width=0.2, reward=-1.0,
+    )
+
+
 cdef inline f64 clip(f64 x, f64 low, f64 high) noexcept nogil:
     x = x if x < high else high
     return x if x > low else low
@@ -25,36 +45,37 @@ cdef inline f64 clip(f64 x, f64 low, f64 high) noexcept nogil:
 
 cdef inline void roll(f64* position, f64* velocity, f64 push) noexcept nogil:
     """Let the car roll for a step under `push` and gravity."""
-    cdef f64 left_wall = -1.2
-    cdef f64 max_speed = 0.07
+    cdef Constants c = constants()
     cdef f64 sine, cosine, p, v
     sincos(3.0 * position[0], &sine, &cosine)
-    v = clip(velocity[0] + (push - 0.0025 * cosine), -max_speed, max_speed)
-    p = clip(position[0] + v, left_wall, 0.6)
+    v = clip(velocity[0] + (push - c.gravity * cosine), -c.max_speed, c.max_speed)
+    p = clip(position[0] + v, c.left_wall, c.right_wall)
     position[0] = p
-    velocity[0] = 0.0 if (p == left_wall) & (v < 0.0) else v
+    velocity[0] = 0.0 if (p == c.left_wall) & (v < 0.0) else v
 
 
 # Flags, rewards and observations are computed in a second loop over the new state. In a single loop, GCC propagates the
 # constants of the clipping into them and introduces branches that prevent vectorisation.
 
 cdef inline void roll_all(i64 n, f64_r position, f64_r velocity, ci64_r actions) noexcept nogil:
+    cdef f64 force = constants().force
     cdef i64 i
     cdef f64 p, v
     for i in range(n):
         p = position[i]
         v = velocity[i]
-        roll(&p, &v, 0.001 * (<f64><int>actions[i] - 1.0))
+        roll(&p, &v, force * (<f64><int>actions[i] - 1.0))
         position[i] = p
         velocity[i] = v
 
 
 cdef inline void finish_all(i64 n, cf64_r position, cf64_r velocity, f32_r obs, f64_r rewards,
                             u8_r terminated) noexcept nogil:
+    cdef Constants c = constants()
     cdef i64 i
     for i in range(n):
-        terminated[i] = (position[i] >= 0.5) & (velocity[i] >= 0.0)
-        rewards[i] = -1.0
+        terminated[i] = (position[i] >= c.goal) & (velocity[i] >= 0.0)
+        rewards[i] = c.reward
     observe_all(n, position, velocity, obs)
 
 
@@ -66,11 +87,12 @@ cdef inline void step_n(const void* params, const rlox_batch_v1* batch, const vo
 
 cdef inline void reset_n(const void* params, const rlox_batch_v1* batch, i64 m, const i64* index,
                          f32* obs) noexcept nogil:
+    cdef Constants c = constants()
     cdef i64 i, j
     cdef f64 position
     for j in range(m):
         i = index[j]
-        position = 0.2 * open_unit(reset_block(batch, i).a) - 0.6
+        position = c.start_width * open_unit(reset_block(batch, i).a) + c.start_low
         batch.state[i] = position
         batch.state[batch.n + i] = 0.0
         obs[2 * i] = <f32>position

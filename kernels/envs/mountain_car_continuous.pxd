@@ -24,27 +24,44 @@ cdef extern from *:
     const f32* HIGH "rlox_mountain_car_high"
 
 
+cdef struct Constants:
+    f64 force        # position per step and step
+    f64 max_action   # factor of it
+    f64 goal         # position
+    f64 goal_reward
+    f64 action_cost  # per action^2
+
+
+# Read by the tensor version of the environment, too (rlox.envs.tensor).
+cdef inline Constants constants() noexcept nogil:
+    return Constants(
+        force=0.0015, max_action=1.0, goal=0.45, goal_reward=100.0, action_cost=0.1,
+    )
+
+
 cdef inline void roll_all(i64 n, f64_r position, f64_r velocity, cf32_r actions) noexcept nogil:
+    cdef Constants c = constants()
     cdef i64 i
     cdef f64 p, v
     for i in range(n):
         p = position[i]
         v = velocity[i]
-        roll(&p, &v, 0.0015 * clip(actions[i], -1.0, 1.0))
+        roll(&p, &v, c.force * clip(actions[i], -c.max_action, c.max_action))
         position[i] = p
         velocity[i] = v
 
 
 cdef inline void finish_all(i64 n, cf64_r position, cf64_r velocity, cf32_r actions, f32_r obs, f64_r rewards,
                             u8_r terminated) noexcept nogil:
+    cdef Constants c = constants()
     cdef i64 i
     cdef f64 force
     cdef bint reached
     for i in range(n):
         force = actions[i]
-        reached = (position[i] >= 0.45) & (velocity[i] >= 0.0)
+        reached = (position[i] >= c.goal) & (velocity[i] >= 0.0)
         terminated[i] = reached
-        rewards[i] = (100.0 if reached else 0.0) - 0.1 * (force * force)
+        rewards[i] = (c.goal_reward if reached else 0.0) - c.action_cost * (force * force)
     observe_all(n, position, velocity, obs)
 
 

@@ -11,7 +11,7 @@ from cpython.pycapsule cimport (
 )
 
 from rlox.kernels.checks cimport as_seed
-from rlox.kernels.envs.acrobot cimport spec as acrobot
+from rlox.kernels.envs.acrobot cimport constants as acrobot_constants, spec as acrobot
 from rlox.kernels.envs.base cimport (
     RLOX_ENV_AGENTS,
     RLOX_ENV_CAPSULE,
@@ -21,12 +21,16 @@ from rlox.kernels.envs.base cimport (
     agents_of,
     rlox_env_v1,
 )
-from rlox.kernels.envs.cartpole cimport spec as cartpole
+from rlox.kernels.envs.cartpole cimport constants as cartpole_constants, spec as cartpole
 from rlox.kernels.envs.episodes cimport BLOCK, Envs
-from rlox.kernels.envs.gridworld cimport Params as Grid, spec as gridworld
-from rlox.kernels.envs.mountain_car cimport spec as mountain_car
-from rlox.kernels.envs.mountain_car_continuous cimport spec as mountain_car_continuous
-from rlox.kernels.envs.pendulum cimport spec as pendulum
+from rlox.kernels.envs.gridworld cimport Params as Grid, constants as gridworld_constants, spec as gridworld
+from rlox.kernels.envs.mountain_car cimport constants as mountain_car_constants, spec as mountain_car
+from rlox.kernels.envs.mountain_car_continuous cimport (
+    constants as mountain_car_continuous_constants,
+    spec as mountain_car_continuous,
+)
+from rlox.kernels.envs.pendulum cimport constants as pendulum_constants, spec as pendulum
+from rlox.kernels.envs.pursuit cimport constants as pursuit_constants
 from rlox.kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper, rows_step_f
 from rlox.kernels.philox cimport derive_key
 from rlox.kernels.types cimport f64, i64, u64
@@ -51,6 +55,17 @@ NATIVE_ENVS: tuple[str, ...] = tuple([SPECS[k].env_id.decode() for k in range(N_
 
 # Built-in environments with several agents, for `AgentVecEnv`. Their structs depend on parameters: see multi_agent.pyx.
 NATIVE_MULTI_AGENT_ENVS: tuple[str, ...] = ("GridPursuit-v0",)
+
+# By id: the numbers that define the built-in environments, for their versions of tensors.
+CONSTANTS: dict[str, dict[str, float]] = {
+    "CartPole-v1": cartpole_constants(),
+    "Pendulum-v1": pendulum_constants(),
+    "MountainCar-v0": mountain_car_constants(),
+    "MountainCarContinuous-v0": {**mountain_car_constants(), **mountain_car_continuous_constants()},
+    "Acrobot-v1": acrobot_constants(),
+    "GridWorld-v0": {**gridworld_constants(), **GRID_5X5},
+    "GridPursuit-v0": pursuit_constants(),
+}
 
 REGISTERED = {}  # env_id -> capsule, of external environments
 

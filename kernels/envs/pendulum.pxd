@@ -26,6 +26,26 @@ cdef extern from *:
     const f32* HIGH "rlox_pendulum_high"
 
 
+cdef struct Constants:
+    f64 dt            # s per step
+    f64 gravity_term  # 3 g / (2 l) in 1/s^2, with g = 10 m/s^2 and l = 1 m
+    f64 torque_term   # 3 / (m l^2) in 1/(kg m^2), with m = 1 kg
+    f64 max_speed     # rad/s
+    f64 max_torque    # N m
+    f64 speed_cost    # per (rad/s)^2
+    f64 torque_cost   # per (N m)^2
+    f64 start_angle   # rad, the largest of those in which episodes start
+    f64 start_speed   # rad/s
+
+
+# Read by the tensor version of the environment, too (rlox.envs.tensor).
+cdef inline Constants constants() noexcept nogil:
+    return Constants(
+        dt=0.05, gravity_term=15.0, torque_term=3.0, max_speed=8.0, max_torque=2.0, speed_cost=0.1,
+        torque_cost=0.001, start_angle=3.14159265358979323846, start_speed=1.0,
+    )
+
+
 cdef inline f64 clip(f64 x, f64 limit) noexcept nogil:
     x = x if x < limit else limit
     return x if x > -limit else -limit
@@ -34,20 +54,16 @@ cdef inline f64 clip(f64 x, f64 limit) noexcept nogil:
 cdef inline f64 step_one(f64* theta, f64* theta_dot, f64 action) noexcept nogil:
     """Advance one environment by semi-implicit Euler; return the reward."""
     cdef f64 pi = 3.14159265358979323846
-    cdef f64 dt = 0.05           # s per step
-    cdef f64 gravity_term = 15.0  # 3 g / (2 l) in 1/s^2, with g = 10 m/s^2 and l = 1 m
-    cdef f64 torque_term = 3.0   # 3 / (m l^2) in 1/(kg m^2), with m = 1 kg
-    cdef f64 max_speed = 8.0     # rad/s
-    cdef f64 max_torque = 2.0    # N m
-    cdef f64 torque = clip(action, max_torque)
+    cdef Constants c = constants()
+    cdef f64 torque = clip(action, c.max_torque)
     cdef f64 turned = theta[0] + pi
     cdef f64 angle = turned - 2.0 * pi * floor(turned / (2.0 * pi)) - pi
-    cdef f64 cost = angle * angle + 0.1 * (theta_dot[0] * theta_dot[0]) + 0.001 * (torque * torque)
+    cdef f64 cost = angle * angle + c.speed_cost * (theta_dot[0] * theta_dot[0]) + c.torque_cost * (torque * torque)
     cdef f64 sin_theta, cos_theta
     sincos(theta[0], &sin_theta, &cos_theta)
     theta_dot[0] = clip(
-        theta_dot[0] + (gravity_term * sin_theta + torque_term * torque) * dt, max_speed)
-    theta[0] += theta_dot[0] * dt
+        theta_dot[0] + (c.gravity_term * sin_theta + c.torque_term * torque) * c.dt, c.max_speed)
+    theta[0] += theta_dot[0] * c.dt
     return -cost
 
 
@@ -82,14 +98,15 @@ cdef inline void step_n(const void* params, const rlox_batch_v1* batch, const vo
 
 cdef inline void reset_n(const void* params, const rlox_batch_v1* batch, i64 m, const i64* index,
                          f32* obs) noexcept nogil:
+    cdef Constants c = constants()
     cdef i64 i, j
     cdef Block block
     cdef f64 theta, theta_dot
     for j in range(m):
         i = index[j]
         block = reset_block(batch, i)
-        theta = 3.14159265358979323846 * (2.0 * open_unit(block.a) - 1.0)
-        theta_dot = 2.0 * open_unit(block.b) - 1.0
+        theta = c.start_angle * (2.0 * open_unit(block.a) - 1.0)
+        theta_dot = c.start_speed * (2.0 * open_unit(block.b) - 1.0)
         batch.state[i] = theta
         batch.state[batch.n + i] = theta_dot
         write_obs(obs + 3 * i, theta, theta_dot)

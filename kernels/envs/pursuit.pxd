@@ -24,7 +24,6 @@ from rlox.kernels.types cimport f32, f64, i64, u8, u32, u64
 
 cdef enum:
     MOST_PURSUERS = 16
-    FAR = 1 << 16  # more than all distances together
 
 
 cdef struct Params:
@@ -33,6 +32,20 @@ cdef struct Params:
     i64 n_catchers
     i64 max_cycles      # steps
     u64 random_below    # the prey moves at random if a random word of 32 bits is below this
+
+
+cdef struct Constants:
+    f64 step_reward   # for each step
+    f64 catch_reward  # more for the step that catches the prey
+    i64 reach         # cells, the largest distance from which pursuers catch it
+    i64 far           # cells, more than all distances together
+
+
+# Read by the tensor version of the environment, too (rlox.envs.tensor).
+cdef inline Constants constants() noexcept nogil:
+    return Constants(
+        step_reward=-0.01, catch_reward=1.0, reach=1, far=1 << 16,
+    )
 
 
 cdef inline i64 clipped(i64 x, i64 last) noexcept nogil:
@@ -58,7 +71,7 @@ cdef inline i64 distance(i64 r, i64 c, i64 row, i64 column) noexcept nogil:
 cdef inline void flee(const Params* grid, const i64* rows, const i64* columns, i64* row, i64* column,
                       const Block* words) noexcept nogil:
     """Move the prey from `row` and `column`, which are updated."""
-    cdef i64 last = grid.size - 1
+    cdef i64 last = grid.size - 1, far = constants().far
     cdef i64 first = <i64>((<u64>words.b * 5) >> 32)
     cdef i64 k, a, move, r, c, d, nearest, total, score, best = -1, best_row = row[0], best_column = column[0]
     cdef i64 n_moves = 1 if <u64>words.a < grid.random_below else 5
@@ -67,13 +80,13 @@ cdef inline void flee(const Params* grid, const i64* rows, const i64* columns, i
         move = move - 5 if move >= 5 else move
         r = clipped(row[0] + down(move), last)
         c = clipped(column[0] + right(move), last)
-        nearest = FAR
+        nearest = far
         total = 0
         for a in range(grid.n_pursuers):
             d = distance(r, c, rows[a], columns[a])
             nearest = d if d < nearest else nearest
             total += d
-        score = nearest * FAR + total
+        score = nearest * far + total
         if score > best:
             best = score
             best_row = r
@@ -114,6 +127,7 @@ cdef inline void step_n(const void* params, const rlox_batch_v1* batch, const vo
                         u8* terminated) noexcept nogil:
     cdef const Params* grid = <const Params*>params
     cdef const i64* moves = <const i64*>actions
+    cdef Constants c = constants()
     cdef i64 n = grid.n_pursuers, last = grid.size - 1
     cdef i64 dim = n * (2 + 2 * n)
     cdef i64[MOST_PURSUERS + 1] rows
@@ -127,12 +141,12 @@ cdef inline void step_n(const void* params, const rlox_batch_v1* batch, const vo
         for a in range(n):
             rows[a] = clipped(rows[a] + down(moves[i * n + a]), last)
             columns[a] = clipped(columns[a] + right(moves[i * n + a]), last)
-            beside += distance(rows[n], columns[n], rows[a], columns[a]) <= 1
+            beside += distance(rows[n], columns[n], rows[a], columns[a]) <= c.reach
         terminated[i] = beside >= grid.n_catchers
         if not terminated[i]:
             words = step_block(batch, i)
             flee(grid, &rows[0], &columns[0], &rows[n], &columns[n], &words)
-        reward = -0.01 + <f64>terminated[i]
+        reward = c.step_reward + c.catch_reward * <f64>terminated[i]
         for a in range(n):
             rewards[i * n + a] = reward
         for a in range(n + 1):

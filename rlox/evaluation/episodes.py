@@ -196,12 +196,16 @@ def evaluate(
         actor.require_mode("evaluate")
     rng = Rng(episodes.seed, Stream.EVALUATION)
     begin = partial(EpisodeActor, actor, rng=rng, deterministic=deterministic, transform=transform, explore=noise)
-    if isinstance(env_id, str) and env_id in table.VEC_ENVS:
-        obstacle = table.find_evaluation_obstacle(env_id)
-        if obstacle is not None:
-            raise ValueError(f"evaluate: env must be one that the host can step: {obstacle}")
-    if is_vectorised(env_id) and not (env_kwargs or wrappers) and episodes.render_mode is None:
-        returns, lengths, n_cut = _play_native(episodes, begin)
+    plain = not (env_kwargs or wrappers) and episodes.render_mode is None
+    if table.is_only_on_device(env_id):
+        if not plain:
+            raise ValueError(
+                f"evaluate: {env_id}, which only register_vec_env knows, has no pictures, env_kwargs or wrappers; "
+                "register it with gymnasium under the same id, too"
+            )
+        returns, lengths, n_cut = _play_vectorised(episodes, begin, device)
+    elif is_vectorised(env_id) and plain:
+        returns, lengths, n_cut = _play_vectorised(episodes, begin)
     else:
         returns, lengths, n_cut = _play_gym(episodes, begin, env_kwargs, wrappers)
     episodes.require_finite(returns, lengths)
@@ -221,20 +225,19 @@ def warn_of_cut(env_id: Any, limit: int, bounded: bool) -> None:
     )
 
 
-def _play_native(episodes: Episodes, begin: Callable[[int], EpisodeActor]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return returns and lengths of the episodes, which run side by side, and the number of those cut."""
+def _play_vectorised(
+    episodes: Episodes, begin: Callable[[int], EpisodeActor], device: str | None = None
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return returns and lengths of the episodes, which run side by side, and the number of those cut.
+
+    With a `device`, new copies of `rlox.envs.tensor.register_vec_env` play there, each one episode.
+    """
     n_episodes = episodes.n_episodes
     returns, lengths, n_cut = np.empty(n_episodes), np.empty(n_episodes, np.int64), 0
     for first in range(0, n_episodes, _SIDE_BY_SIDE):
         n = min(_SIDE_BY_SIDE, n_episodes - first)
-        env = make_vec_env(episodes.env_id, n, episodes.seed)
+        env = _make_copies(episodes, first, n) if device is None else _make_on_device(episodes, first, n, device)
         spec = env.spec
-        obs = env.reset_all()
-        # The rows become the episodes first, first + 1, … of the single environment with this seed.
-        state = env.get_state()
-        state["keys"][:] = state["keys"][0]
-        state["episodes"][:] = np.arange(first, first + n)
-        env.set_state(state)
         obs, mask = env.reset_all(), env.action_masks()
         running, agent = np.ones(n, bool), begin(n)
         limit, t = episodes.step_limit(env.max_episode_steps), 0
@@ -255,13 +258,32 @@ def _play_native(episodes: Episodes, begin: Callable[[int], EpisodeActor]) -> tu
             returns[at] = step["episode_return"][ended]
             lengths[at] = step["episode_length"][ended]
             running = running & ~ended
+        env.close()
     return returns, lengths, n_cut
+
+
+def _make_copies(episodes: Episodes, first: int, n: int) -> Any:
+    """Return copies that rlox steps on the host, whose next episodes are first, first + 1, … of the single environment
+    with this seed."""
+    env = make_vec_env(episodes.env_id, n, episodes.seed)
+    env.reset_all()
+    state = env.get_state()
+    state["keys"][:] = state["keys"][0]
+    state["episodes"][:] = np.arange(first, first + n)
+    env.set_state(state)
+    return env
+
+
+def _make_on_device(episodes: Episodes, first: int, n: int, device: str) -> Any:
+    from rlox.envs.tensor.adapters import ArrayVecEnv
+
+    return ArrayVecEnv(table.VEC_ENVS[episodes.env_id](n, (episodes.seed + first) % 2**64, device))
 
 
 def _play_gym(
     episodes: Episodes, begin: Callable[[int], EpisodeActor], kwargs: dict[str, Any] | None, wrappers: Sequence[Any]
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the same as `_play_native`; the episodes run one after another in one gymnasium environment."""
+    """Return the same as `_play_vectorised`; the episodes run one after another in one gymnasium environment."""
     env_id, n_episodes, render_mode = episodes.env_id, episodes.n_episodes, episodes.render_mode
     if render_mode is not None:
         kwargs = {**(kwargs or {}), "render_mode": render_mode}

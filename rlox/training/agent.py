@@ -163,7 +163,7 @@ class Agent(Algorithm):
         if self.env_options.backend == "tensor":
             raise ValueError(
                 f"{where}: env_backend must be auto, gymnasium or envpool, got 'tensor': environments on a device are "
-                "for PPO and A2C"
+                "for PPO, A2C and MAPPO"
             )
         return None
 

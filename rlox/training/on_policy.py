@@ -146,7 +146,7 @@ class OnPolicyAlgorithm(Agent):
     env_backend : str
         ``gymnasium``, ``envpool``, ``tensor``, or ``auto``: native if the environment has a native version, else
         gymnasium; with ``device="cuda"`` tensor where that is possible. With ``tensor``, environments and rollouts stay
-        on the device (PPO and A2C). Evaluation always uses one environment of ``auto``, which must exist.
+        on the device (PPO, A2C and MAPPO). Evaluation uses one environment of ``auto``, if it exists.
     remote : RemoteConfig, optional
         Addresses of workers on other machines that run the environments (``rlox worker``). Evaluation runs here.
     config : Config, optional

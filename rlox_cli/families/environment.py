@@ -470,8 +470,6 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
     except ImportError as e:
         raise ValueError(f"env={env_id} is not available: {e}") from e
     if env_id in tensor_table.VEC_ENVS:
-        if (obstacle := tensor_table.find_evaluation_obstacle(env_id)) is not None:
-            raise ValueError(f"env={one_line(env_id, 80)} cannot be evaluated: {obstacle}")
         return
     import gymnasium
     from gymnasium import error

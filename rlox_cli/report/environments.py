@@ -16,7 +16,7 @@ from rlox.config.offers import offers
 from rlox.envs import native_env_ids, origin
 from rlox.envs.gym_make import register_atari
 from rlox.envs.registry import ENV_GROUP, TASKS, ZOO
-from rlox.envs.tensor.table import TENSOR_AGENT_IDS, TENSOR_ENVS, find_evaluation_obstacle, tensor_env_ids
+from rlox.envs.tensor.table import TENSOR_AGENT_ENVS, TENSOR_ENVS, tensor_agent_ids, tensor_env_ids
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.envs.native_env import native_multi_agent_ids
 
@@ -40,8 +40,7 @@ def list_envs(console: Console) -> None:
     console.print("native, with several agents (algo=mappo):")
     print_ids(native_multi_agent_ids())
     console.print("with a version of tensors (env.backend=tensor), on a GPU or the CPU:")
-    on_host = [f"{name} (algo=mappo, stepped from the host)" for name in TENSOR_AGENT_IDS]
-    print_ids([*map(_describe_tensor_env, tensor_env_ids()), *on_host])
+    print_ids([*map(_describe_tensor_env, [*tensor_env_ids(), *tensor_agent_ids()])])
     console.print("rlox's own, in Python (for agents with a memory, and with masks of invalid actions):")
     print_ids(list(TASKS))
     lacking: dict[str, str] = {}
@@ -86,10 +85,9 @@ def _list_other_packages(console: Console, lacking: dict[str, str]) -> None:
 
 
 def _describe_tensor_env(env_id: str) -> str:
-    if env_id in TENSOR_ENVS:
-        return f"{env_id} (algo=ppo, a2c)"
-    lacks = "" if find_evaluation_obstacle(env_id) is None else "; without a version for evaluation"
-    return f"{env_id} (registered by a module; algo=ppo, a2c{lacks})"
+    algos = "mappo" if env_id in tensor_agent_ids() else "ppo, a2c, mappo"
+    source = "" if env_id in TENSOR_ENVS or env_id in TENSOR_AGENT_ENVS else "registered by a module; "
+    return f"{env_id} ({source}algo={algos})"
 
 
 def _source(name: str) -> str | None:

@@ -11,6 +11,18 @@ from device_budgets import LIMITS, NAMES, spent
 BUDGETS = json.loads(LIMITS.read_text())
 
 
+def test_neither_a_step_nor_an_update_of_a_resident_training_waits_more_than_once():
+    """A rollout of 16 vector steps waits once for its episodes, an update once for its metrics; nothing is sent."""
+    resident = [name for name in NAMES if name.partition("-")[0] in ("ppo", "a2c", "mappo") and name != "mappo-host"]
+    assert {"mappo-agents", "mappo-agents-bfloat16", "mappo-agents-deterministic", "ppo-bfloat16"} <= set(resident)
+    for name in resident:
+        for part in ("collection", "update"):
+            work = BUDGETS[name][part]
+            assert work["sync"] <= 1, (name, part)
+            assert work["h2d"] == 0, (name, part)
+    assert all(BUDGETS[name]["update"]["sync"] <= 1 for name in NAMES if not name.startswith(("dpo", "grpo", "online")))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_work_of_the_host_stays_within_its_limits(name, pretended):
     for part, work in spent(name).items():

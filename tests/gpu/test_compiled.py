@@ -58,8 +58,9 @@ def test_a_replayed_update_equals_the_one_that_python_runs(name, monkeypatch):
     require_same_with_and_without_graphs(name, monkeypatch)
 
 
-def test_a_replayed_update_learns_from_rollouts_of_the_host(monkeypatch):
-    require_same_with_and_without_graphs("ppo", monkeypatch, env_backend="gymnasium")
+@pytest.mark.parametrize("name", ["ppo", "mappo"])
+def test_a_replayed_update_learns_from_rollouts_of_the_host(name, monkeypatch):
+    require_same_with_and_without_graphs(name, monkeypatch, env_backend="gymnasium")
 
 
 @pytest.mark.parametrize("name", ["ppo", "mappo", "sac", "dreamer"])

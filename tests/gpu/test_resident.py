@@ -7,7 +7,7 @@ import pytest
 import torch
 from device_counts import count_work
 
-from rlox import A2C, PPO
+from rlox import A2C, MAPPO, PPO
 from rlox.nn.graphs import N_EAGER
 
 SETTINGS = {"n_envs": 6, "n_steps": 8, "hidden_sizes": [8], "learning_rate_schedule": "linear"}
@@ -15,6 +15,9 @@ CASES = [
     (PPO, "CartPole-v1", {"batch_size": 20, "clip_eps_schedule": "linear"}),
     (A2C, "CartPole-v1", {}),
     (PPO, "Pendulum-v1", {"batch_size": 24, "normalize_obs": True, "normalize_rewards": True}),
+    (MAPPO, "CartPole-v1", {"batch_size": 24}),
+    (MAPPO, "GridPursuit-v0", {"batch_size": 48, "agent_id": True, "share_parameters": False, "critic": "local"}),
+    (MAPPO, "GridPursuit-v0", {"batch_size": 60, "value_norm": True, "clip_eps_schedule": "linear"}),
 ]
 
 
@@ -51,7 +54,7 @@ def test_a_training_equals_that_with_tensors_on_the_cpu(cls, env, settings):
         assert metrics[name] == pytest.approx(expected[name], rel=1e-2, abs=1e-4)
 
 
-@pytest.mark.parametrize(("cls", "env", "settings"), CASES[1:])
+@pytest.mark.parametrize(("cls", "env", "settings"), [*CASES[1:3], CASES[-1]])
 def test_an_interrupted_training_continues_exactly(cls, env, settings, tmp_path):
     n = 48 * (N_EAGER + 3)
     whole, half = make(cls, env, **settings), make(cls, env, **settings)
@@ -65,10 +68,11 @@ def test_an_interrupted_training_continues_exactly(cls, env, settings, tmp_path)
     assert rest.collector.rng.get_state() == whole.collector.rng.get_state()
 
 
-def test_a_rollout_and_an_update_are_one_launch_each(pretended):
+@pytest.mark.parametrize(("cls", "env"), [(PPO, "CartPole-v1"), (MAPPO, "GridPursuit-v0")])
+def test_a_rollout_and_an_update_are_one_launch_each(cls, env, pretended):
     """Beside the two graphs: progress is written, metrics are copied and stacked. The host waits for ended episodes,
     and for metrics."""
-    one = make(PPO, "CartPole-v1", batch_size=24)
+    one = make(cls, env, batch_size=24)
     one.train(48 * (N_EAGER + 2))
     with count_work() as work:
         one.train(48 * 10)

@@ -14,6 +14,7 @@ import rlox
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint
 from rlox.gpu.clock import UpdateClock
+from rlox.multi_agent.scene import parallel_env
 
 DATASETS = [(name, kind) for name in OFFLINE for kind in resolve(ALGORITHMS[name].cls).actions]
 
@@ -146,16 +147,21 @@ def test_options_work_as_on_the_cpu(name, settings):
     require_close(small(name, **settings).train(n), small(name, "cpu", **settings).train(n), rel=5e-3, abs=5e-4)
 
 
+def pursuit():
+    return parallel_env("GridPursuit-v0")
+
+
 @pytest.mark.parametrize("settings", [{"value_norm": True}, {"share_parameters": False, "self_play": True}])
-def test_several_agents_train_and_resume(settings, tmp_path):
+def test_several_agents_on_the_host_train_and_resume(settings, tmp_path):
     """A minibatch is a whole rollout, whose order does not matter."""
     settings = {"n_envs": 2, "seed": 1, "n_steps": 16, "hidden_sizes": [8], "batch_size": 4096, **settings}
-    ours = rlox.MAPPO("GridPursuit-v0", device="cuda", **settings)
-    theirs = rlox.MAPPO("GridPursuit-v0", device="cpu", backend="torch", **settings)
+    env = "GridPursuit-v0" if "self_play" in settings else pursuit
+    ours = rlox.MAPPO(env, n_agents=3, device="cuda", **settings)
+    theirs = rlox.MAPPO(env, n_agents=3, device="cpu", backend="torch", **settings)
     assert "a kernel on the CPU collects" in ours.backend.reason
     require_close(ours.train(160), theirs.train(160), rel=1e-2, abs=1e-3)
     ours.save(tmp_path / "a.safetensors")
-    loaded = rlox.MAPPO.from_checkpoint(tmp_path / "a.safetensors", device="cuda")
+    loaded = rlox.MAPPO.from_checkpoint(tmp_path / "a.safetensors", env, device="cuda")
     assert differing(weights(loaded), weights(ours)) == []
     ours.train(160)
     loaded.train(160)

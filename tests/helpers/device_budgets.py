@@ -20,6 +20,7 @@ from device_counts import count_work
 from small_algorithms import LANGUAGE, OFFLINE, ONLINE, learner, make, of_sequences, off_policy
 
 from rlox.callbacks import Callback
+from rlox.gpu.numerics import set_numerics
 
 LIMITS = Path(__file__).parents[1] / "gpu/budgets.json"
 KINDS = ("launch", "h2d", "d2h", "sync")
@@ -55,17 +56,18 @@ class Laps(Callback):
         return {kind: statistics.median_low(lap[kind] for lap in laps) for kind in KINDS}
 
 
-def spent_on_policy(name):
+def spent_on_policy(name, settings):
     """Work of one rollout of `N_STEPS` vector steps, and of one update of one epoch, metrics included."""
     with count_work() as counter:
         laps = Laps(counter, WARM_UP + COUNTED)
         epochs = {"n_epochs": 1, "batch_size": BATCH} if name in ("ppo", "mappo", "appo") else {}
-        algorithm = make(name, device="cuda", n_envs=N_ENVS, on={"n_steps": N_STEPS}, callbacks=[laps], **epochs)
+        sizes = {"n_envs": N_ENVS, "on": {"n_steps": N_STEPS}}
+        algorithm = make(name, device="cuda", callbacks=[laps], **sizes, **epochs, **settings)
         algorithm.train((WARM_UP + COUNTED) * N_ENVS * N_STEPS)
     return {"collection": laps.usual("collected"), "update": laps.usual("reported")}
 
 
-def spent_on_replay(name):
+def spent_on_replay(name, settings):
     """Work of one vector step, and of one update: the difference of rounds with one and with two updates."""
     rounds = []
     for n in (1, 2):
@@ -74,7 +76,7 @@ def spent_on_replay(name):
             off = {"learning_starts": 32, "train_freq": N_ENVS, "gradient_steps": n}
             if of_sequences(name):
                 off = {"learning_starts": 32, "replay_ratio": 4.0 * n}
-            kind = {"precision": "float32"} if of_sequences(name) else {}
+            kind = {"precision": "float32", **settings} if of_sequences(name) else settings
             algorithm = make(name, device="cuda", n_envs=N_ENVS, off=off, callbacks=[laps], **kind)
             algorithm.train(10_000)  # until the first report, after one in a hundred
         # A lap is an update and the collection after it; TD3 updates its policy in every second one.
@@ -84,37 +86,57 @@ def spent_on_replay(name):
     return {"collection": {kind: round(rounds[0][kind] - update[kind], 1) for kind in KINDS}, "update": update}
 
 
-def spent_offline(name):
+def spent_offline(name, settings):
     """Work of one update on a dataset."""
     with count_work() as counter:
         laps = Laps(counter, 2)
-        algorithm = learner(name, device="cuda", callbacks=[laps])
+        algorithm = learner(name, device="cuda", callbacks=[laps], **settings)
         algorithm.train(2000)  # until the second report; there is one after every 20 updates
     return {"update": {kind: round(laps.laps["reported"][1][kind] / 20, 1) for kind in KINDS}}
 
 
-def spent_on_text(name):
+def spent_on_text(name, settings):
     """Work of one update of a language model, with the four tokens of each completion that it samples."""
     import small_language_models
 
     with count_work() as counter:
         laps = Laps(counter, 3)
-        small_language_models.make(name, precision="float32", callbacks=[laps]).train(n_updates=3)
+        settings = {"precision": "float32", **settings}
+        small_language_models.make(name, callbacks=[laps], **settings).train(n_updates=3)
     return {"update": laps.laps["reported"][-1]}
 
 
 def spent(name):
     """Return the work of the parts of a training, by part and kind."""
-    with warnings.catch_warnings():
+    base, _, kind = name.partition("-")
+    settings, deterministic = KINDS_OF_TRAINING[kind], kind.endswith("deterministic")
+    with warnings.catch_warnings(), set_numerics("highest", deterministic):
         warnings.simplefilter("ignore", RuntimeWarning)  # more is planned than trained
-        if name in OFFLINE:
-            return spent_offline(name)
-        if name in LANGUAGE:
-            return spent_on_text(name)
-        return spent_on_replay(name) if off_policy(name) else spent_on_policy(name)
+        if base in OFFLINE:
+            return spent_offline(base, settings)
+        if base in LANGUAGE:
+            return spent_on_text(base, settings)
+        return (spent_on_replay if off_policy(base) else spent_on_policy)(base, settings)
 
 
-NAMES = [*ONLINE, *OFFLINE, *LANGUAGE]
+# Settings by what follows the name of an algorithm.
+PURSUIT = {"env": "GridPursuit-v0"}
+KINDS_OF_TRAINING = {
+    "": {},
+    "bfloat16": {"precision": "bfloat16"},
+    "deterministic": {},
+    "host": {"env_backend": "gymnasium"},
+    "agents": PURSUIT,
+    "agents-value-norm": {**PURSUIT, "value_norm": True, "share_parameters": False, "agent_id": True},
+    "agents-bfloat16": {**PURSUIT, "precision": "bfloat16"},
+    "agents-deterministic": PURSUIT,
+}
+OTHERS = [
+    *("mappo-host", "mappo-agents", "mappo-agents-value-norm", "mappo-agents-bfloat16", "mappo-agents-deterministic"),
+    *(f"{name}-bfloat16" for name in ("a2c", "appo", "dqn", "ppo", "sac", "td3", "sft")),
+    *(f"{name}-deterministic" for name in ("a2c", "appo", "dqn", "ppo", "sac", "td3", "iql", "sft")),
+]
+NAMES = [*ONLINE, *OFFLINE, *LANGUAGE, *OTHERS]
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""GridPursuit-v0 as tensors: the native trajectories, states and trainings."""
+"""GridPursuit-v0 as tensors: the native trajectories, states and rewards."""
 
 import numpy as np
 import pytest
 
-from rlox import MAPPO
+from rlox.kernels.envs.native_env import CONSTANTS
 from rlox.multi_agent.native import NativeMultiAgentVecEnv
 from rlox.multi_agent.tensor import TensorMultiAgentVecEnv
 
@@ -71,25 +71,23 @@ def test_wrong_actions_and_ids_are_refused():
     _, tensor = pair()
     with pytest.raises(ValueError, match="actions"):
         tensor.step_all([np.full((20, 3), 5)])
-    with pytest.raises(ValueError, match=r"env_id must have a tensor version, got 'Hunt-v0'"):
+    with pytest.raises(ValueError, match=r"env_id must have a tensor version with several agents, got 'Hunt-v0'"):
         TensorMultiAgentVecEnv("Hunt-v0")
     with pytest.raises(ValueError, match="must have keys among size"):
         TensorMultiAgentVecEnv(ID, kwargs={"cells": 3})
 
 
-def test_mappo_learns_the_same_with_both(tmp_path):
-    settings = {"n_envs": 8, "seed": 1, "n_steps": 16, "hidden_sizes": [16], "backend": "torch"}
-    native, tensor = MAPPO(ID, **settings), MAPPO(ID, env_backend="tensor", **settings)
-    assert isinstance(tensor.collector.env, TensorMultiAgentVecEnv)
-    metrics = native.train(256), tensor.train(256)
-    assert {key: value for key, value in metrics[0].items() if not key.startswith("time/")} == {
-        key: value for key, value in metrics[1].items() if not key.startswith("time/")
-    }
-    tensor.save(tmp_path / "a.safetensors")
-    loaded = MAPPO.from_checkpoint(tmp_path / "a.safetensors")
-    assert loaded.env_options.backend == "tensor"
-    assert loaded.train(128)["policy_loss"] == tensor.train(128)["policy_loss"]
-    with pytest.raises(ValueError, match=r"MAPPO: env_backend must be auto with pettingzoo:mpe2.simple_spread_v3"):
-        MAPPO("pettingzoo:mpe2.simple_spread_v3", env_backend="tensor")
-    with pytest.raises(ValueError, match=r"MAPPO: env_workers must be 0 with env_backend=tensor"):
-        MAPPO(ID, env_backend="tensor", env_workers=2)
+def test_rewards_are_those_that_the_kernels_define():
+    """The constants stand once, in kernels/envs: the reward of a step and of a catch, and what counts as one."""
+    native, tensor = pair(kwargs={"size": 3})
+    rng, constants = np.random.default_rng(0), CONSTANTS[ID]
+    expected = {constants["step_reward"], constants["step_reward"] + constants["catch_reward"]}
+    for env in (native, tensor):
+        env.reset_all()
+        steps = [env.step_all([rng.integers(0, 5, (20, 3))]) for _ in range(60)]
+        assert {float(reward) for step in steps for reward in step.rewards[0].ravel()} == expected
+        for step in steps:
+            cells = np.rint(step.final_state * 2).reshape(20, 4, 2)
+            np.testing.assert_array_equal(step.rewards[0][:, 0] > 0, step.terminated[0][:, 0])
+            beside = np.abs(cells[:, :3] - cells[:, 3:]).sum(2) <= constants["reach"]
+            assert (beside.sum(1) >= 2)[step.terminated[0][:, 0]].all()

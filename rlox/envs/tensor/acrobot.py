@@ -1,4 +1,4 @@
-"""Acrobot-v1 in tensor operations; equations and constants as in kernels/envs/acrobot.pxd."""
+"""Acrobot-v1 in tensor operations; equations as in kernels/envs/acrobot.pxd, whose constants it reads."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ import torch
 
 from rlox.envs.tensor.base import NativeTwin
 from rlox.envs.tensor.philox import open_unit
+from rlox.kernels.envs.native_env import CONSTANTS
 
-_H = 0.2  # s per step
-_MAX_SPEED_1, _MAX_SPEED_2 = 4.0 * math.pi, 9.0 * math.pi
+_C = CONSTANTS["Acrobot-v1"]
+_H, _START, _HEIGHT, _REWARD = _C["h"], _C["start"], _C["height"], _C["reward"]
+_MAX_SPEED_1, _MAX_SPEED_2 = _C["max_speed_1"], _C["max_speed_2"]
+_GRAVITY_1, _GRAVITY_2 = _C["gravity_1"], _C["gravity_2"]
+_INERTIA_1, _INERTIA_2, _COUPLING = _C["inertia_1"], _C["inertia_2"], _C["coupling"]
 
 
 def _derivative(state: torch.Tensor, torque: torch.Tensor) -> torch.Tensor:
-    """Return the derivative (4, N) for links of length 1, mass 1, centre of mass at 1/2, inertia 1, for g = 9.8."""
+    """Return the derivative (4, N) of `state` (4, N) under `torque` (N,)."""
     speed1, speed2 = state[2], state[3]
     (sin1, sin2), (cos1, cos2) = state[:2].sin().unbind(0), state[:2].cos().unbind(0)
-    d1 = cos2 + 3.5
-    d2 = torch.rsub(cos2, 1.25, alpha=-0.5)
-    phi2 = 4.9 * torch.addcmul(sin1 * cos2, cos1, sin2)
-    drag = sin2 * speed2 * torch.add(speed1, speed2, alpha=0.5)
-    phi1 = torch.add(phi2 - drag, sin1, alpha=14.7)
-    turn = torch.addcmul(torque - phi2, speed1.square(), sin2, value=-0.5)
-    determinant = torch.addcmul(1.25 * d1, d2, d2, value=-1.0)
+    d1 = cos2 + _INERTIA_1
+    d2 = torch.rsub(cos2, _INERTIA_2, alpha=-_COUPLING)
+    phi2 = _GRAVITY_2 * torch.addcmul(sin1 * cos2, cos1, sin2)
+    drag = sin2 * speed2 * torch.add(speed1, speed2, alpha=_COUPLING)
+    phi1 = torch.add(phi2 - drag, sin1, alpha=_GRAVITY_1)
+    turn = torch.addcmul(torque - phi2, speed1.square(), sin2, value=-_COUPLING)
+    determinant = torch.addcmul(_INERTIA_2 * d1, d2, d2, value=-1.0)
     acc2 = torch.addcmul(d1 * turn, d2, phi1) / determinant
     acc1 = -torch.addcmul(phi1, d2, acc2) / d1
     return torch.stack([speed1, speed2, acc1, acc2])
@@ -36,7 +40,7 @@ class Acrobot(NativeTwin):
 
     def start(self, words: torch.Tensor) -> torch.Tensor:
         # gymnasium rounds starts to float32.
-        return (0.2 * open_unit(words) - 0.1).float().double()
+        return (2.0 * _START * open_unit(words) - _START).float().double()
 
     def step(
         self, state: torch.Tensor, actions: torch.Tensor, words: torch.Tensor | None = None
@@ -53,8 +57,8 @@ class Acrobot(NativeTwin):
         speed1 = new[2:3].clamp(-_MAX_SPEED_1, _MAX_SPEED_1)
         speed2 = new[3:].clamp(-_MAX_SPEED_2, _MAX_SPEED_2)
         height = -angles[0].cos() - (angles[0] + angles[1]).cos()
-        terminated = height > 1.0
-        return torch.cat([angles, speed1, speed2]), terminated.double() - 1.0, terminated
+        terminated = height > _HEIGHT
+        return torch.cat([angles, speed1, speed2]), _REWARD * (1.0 - terminated.double()), terminated
 
     def observe(self, state: torch.Tensor) -> torch.Tensor:
         cos, sin = state[:2].cos(), state[:2].sin()

@@ -285,6 +285,36 @@ class JaxVecEnv(DeviceVecEnv):
         return torch.from_dlpack(obs if self._key is None else obs[self._key]).reshape(self._n, -1).float()
 
 
+class ArrayVecEnv:
+    """Copies that live on a device with the arrays of other environments, for evaluations: each step copies.
+
+    Parameters
+    ----------
+    env
+        A `TorchVecEnv`, `JaxVecEnv`, or another environment with their methods.
+    """
+
+    def __init__(self, env: Any):
+        self.env, self.spec, self.n_envs = env, env.spec, env.n_envs
+        self.max_episode_steps: int | None = getattr(env, "max_episode_steps", None)
+
+    def reset_all(self) -> np.ndarray:
+        """Start a new episode in every copy and return the observations (N, D) float32."""
+        return self.env.reset_all().cpu().numpy()
+
+    def step_all(self, actions: np.ndarray) -> dict[str, np.ndarray]:
+        """Take one step in every copy, see `rlox.envs.tensor.vec_env.TensorVecEnv.step_all`."""
+        results = self.env.step_all(torch.from_numpy(np.ascontiguousarray(actions)).to(self.env.device))
+        return {name: tensor.cpu().numpy() for name, tensor in results.items()}
+
+    def action_masks(self) -> None:
+        """Return None: these environments have no masks of legal actions."""
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.env.close()
+
+
 def _choose_key(parts: Mapping[str, Any], key: str | None, where: str) -> str:
     """Return the name of the part of an observation that the policy reads."""
     names = [key] if key is not None else [*_POLICY_KEYS, *(parts if len(parts) == 1 else ())]

@@ -1,4 +1,4 @@
-"""CartPole-v1 in tensor operations; equations and constants as in kernels/envs/cartpole.pxd."""
+"""CartPole-v1 in tensor operations; equations as in kernels/envs/cartpole.pxd, whose constants it reads."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 
 from rlox.envs.tensor.base import NativeTwin
 from rlox.envs.tensor.philox import open_unit
+from rlox.kernels.envs.native_env import CONSTANTS
 
-_GRAVITY = 9.8  # m/s^2
-_PER_MASS = 1.0 / 1.1  # 1/kg, of the cart's 1.0 and the pole's 0.1
-_HALF_LENGTH = 0.5  # m, half of the pole
-_POLE_MOMENT = 0.05  # kg m, mass of the pole times half its length
-_FORCE = 10.0  # N
-_TAU = 0.02  # s per step
-_X_LIMIT = 2.4  # m
-_THETA_LIMIT = 0.20943951023931953  # rad, 12 degrees
+_C = CONSTANTS["CartPole-v1"]
+_PER_MASS, _FORCE = _C["per_mass"], _C["force"] * _C["per_mass"]
+_MOMENT = _C["pole_moment"] * _PER_MASS
+_INERTIA = _C["half_length"] * _C["pole_mass"] * _PER_MASS
+_GRAVITY, _TAU, _START, _REWARD = _C["gravity"], _C["tau"], _C["start"], _C["reward"]
+_LENGTH = 4.0 / 3.0 * _C["half_length"]
+_X_LIMIT, _THETA_LIMIT = _C["x_limit"], _C["theta_limit"]
 
 
 class CartPole(NativeTwin):
@@ -23,7 +23,7 @@ class CartPole(NativeTwin):
     env_id = "CartPole-v1"
 
     def start(self, words: torch.Tensor) -> torch.Tensor:
-        return 0.1 * open_unit(words) - 0.05
+        return 2.0 * _START * open_unit(words) - _START
 
     def step(
         self, state: torch.Tensor, actions: torch.Tensor, words: torch.Tensor | None = None
@@ -31,14 +31,12 @@ class CartPole(NativeTwin):
         _, x_dot, theta, theta_dot = state.unbind(0)
         sin, cos = theta.sin(), theta.cos()
         # Factors in `value` and `alpha` halve the launches; the results of the native code differ by rounding.
-        moment = _POLE_MOMENT * _PER_MASS
-        force = actions.double() * (2.0 * _FORCE * _PER_MASS) - _FORCE * _PER_MASS
-        push = torch.addcmul(force, theta_dot.square(), sin, value=moment)
-        inertia = torch.rsub(cos.square(), 4.0 / 3.0 * _HALF_LENGTH, alpha=0.1 * _PER_MASS * _HALF_LENGTH)
+        push = torch.addcmul(actions.double() * (2.0 * _FORCE) - _FORCE, theta_dot.square(), sin, value=_MOMENT)
+        inertia = torch.rsub(cos.square(), _LENGTH, alpha=_INERTIA)
         theta_acc = torch.addcmul(_GRAVITY * sin, cos, push, value=-1.0) / inertia
-        x_acc = torch.addcmul(push, theta_acc, cos, value=-moment)
+        x_acc = torch.addcmul(push, theta_acc, cos, value=-_MOMENT)
         new = state.add(torch.stack([x_dot, x_acc, theta_dot, theta_acc]), alpha=_TAU)
-        return new, 1.0, (new[0].abs() > _X_LIMIT) | (new[2].abs() > _THETA_LIMIT)
+        return new, _REWARD, (new[0].abs() > _X_LIMIT) | (new[2].abs() > _THETA_LIMIT)
 
     def observe(self, state: torch.Tensor) -> torch.Tensor:
         return state.t()

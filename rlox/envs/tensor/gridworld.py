@@ -1,13 +1,15 @@
-"""GridWorld-v0 in tensor operations, of 5 x 5 cells; see kernels/envs/gridworld.pxd."""
+"""GridWorld-v0 in tensor operations; see kernels/envs/gridworld.pxd, whose constants it reads."""
 
 from __future__ import annotations
 
 import torch
 
 from rlox.envs.tensor.base import NativeTwin
+from rlox.kernels.envs.native_env import CONSTANTS
 
-_ROWS, _COLUMNS = 5, 5
-_STEP_REWARD, _GOAL_REWARD = -0.01, 1.0
+_C = CONSTANTS["GridWorld-v0"]
+_ROWS, _COLUMNS = int(_C["rows"]), int(_C["columns"])
+_STEP_REWARD, _GOAL_REWARD = _C["step_reward"], _C["goal_reward"]
 
 
 class GridWorld(NativeTwin):

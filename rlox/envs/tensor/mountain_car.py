@@ -1,4 +1,4 @@
-"""MountainCar-v0 and MountainCarContinuous-v0 in tensor operations; see kernels/envs/mountain_car*.pxd."""
+"""MountainCar-v0 and MountainCarContinuous-v0 as tensors, with the constants of kernels/envs/mountain_car*.pxd."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import torch
 
 from rlox.envs.tensor.base import NativeTwin
 from rlox.envs.tensor.philox import open_unit
+from rlox.kernels.envs.native_env import CONSTANTS
 
-_LEFT_WALL, _RIGHT_WALL = -1.2, 0.6
-_MAX_SPEED = 0.07
-_GRAVITY = 0.0025
+_C, _D = CONSTANTS["MountainCar-v0"], CONSTANTS["MountainCarContinuous-v0"]
+_LEFT_WALL, _RIGHT_WALL, _MAX_SPEED, _GRAVITY = _C["left_wall"], _C["right_wall"], _C["max_speed"], _C["gravity"]
+_START_LOW, _START_WIDTH = _C["start_low"], _C["start_width"]
+_FORCE, _GOAL, _REWARD = _C["force"], _C["goal"], _C["reward"]
+_STRENGTH, _MAX_ACTION, _ACTION_COST = _D["force"], _D["max_action"], _D["action_cost"]
+_CONTINUOUS_GOAL, _GOAL_REWARD = _D["goal"], _D["goal_reward"]
 
 
 class _Car(NativeTwin):
     """State and observation: position and velocity (position per step)."""
 
     def start(self, words: torch.Tensor) -> torch.Tensor:
-        position = 0.2 * open_unit(words[0]) - 0.6
+        position = _START_WIDTH * open_unit(words[0]) + _START_LOW
         return torch.stack([position, torch.zeros_like(position)])
 
     def roll(self, state: torch.Tensor, push: torch.Tensor) -> torch.Tensor:
@@ -40,8 +44,8 @@ class MountainCar(_Car):
     def step(
         self, state: torch.Tensor, actions: torch.Tensor, words: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, float, torch.Tensor]:
-        new = self.roll(state, 0.001 * (actions.double() - 1.0))
-        return new, -1.0, (new[0] >= 0.5) & (new[1] >= 0.0)
+        new = self.roll(state, _FORCE * (actions.double() - 1.0))
+        return new, _REWARD, (new[0] >= _GOAL) & (new[1] >= 0.0)
 
 
 class MountainCarContinuous(_Car):
@@ -53,6 +57,6 @@ class MountainCarContinuous(_Car):
         self, state: torch.Tensor, actions: torch.Tensor, words: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         force = actions[:, 0].double()
-        new = self.roll(state, 0.0015 * force.clamp(-1.0, 1.0))
-        terminated = (new[0] >= 0.45) & (new[1] >= 0.0)
-        return new, torch.add(100.0 * terminated, force.square(), alpha=-0.1), terminated
+        new = self.roll(state, _STRENGTH * force.clamp(-_MAX_ACTION, _MAX_ACTION))
+        terminated = (new[0] >= _CONTINUOUS_GOAL) & (new[1] >= 0.0)
+        return new, torch.add(_GOAL_REWARD * terminated, force.square(), alpha=-_ACTION_COST), terminated

@@ -1,4 +1,4 @@
-"""GridPursuit-v0 in tensor operations; the rules are those of kernels/envs/pursuit.pxd."""
+"""GridPursuit-v0 in tensor operations; see kernels/envs/pursuit.pxd, whose constants it reads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import torch
 from rlox.envs.spec import native_spec
 from rlox.envs.tensor.base import TensorAgents, TensorEnv
 from rlox.kernels.envs.multi_agent import AgentVecEnv
+from rlox.kernels.envs.native_env import CONSTANTS
 
-_STEP_REWARD, _CATCH_REWARD = -0.01, 1.0
-_FAR = 1 << 16  # more than all distances together
+_C = CONSTANTS["GridPursuit-v0"]
+_STEP_REWARD, _CATCH_REWARD = _C["step_reward"], _C["catch_reward"]
+_REACH, _FAR = int(_C["reach"]), int(_C["far"])
 
 
 class GridPursuit(TensorEnv):
@@ -48,7 +50,7 @@ class GridPursuit(TensorEnv):
         assert words is not None
         cells = state.long().view(self.n_pursuers + 1, 2, -1)
         pursuers, prey = self._move(cells[:-1], actions.t().clamp(0, 4)), cells[-1]
-        beside = (pursuers - prey).abs().sum(1) <= 1
+        beside = (pursuers - prey).abs().sum(1) <= _REACH
         caught = beside.sum(0) >= self.n_catchers
         prey = torch.where(caught, prey, self._flee(pursuers, prey, words))
         new = torch.cat([pursuers, prey.unsqueeze(0)]).flatten(0, 1).double()

@@ -26,21 +26,13 @@ REGISTERED_AGENTS: dict[str, Callable[[], TensorEnv]] = {}
 VEC_ENVS: dict[str, Callable[[int, int, str], Any]] = {}
 
 
-def find_evaluation_obstacle(env_id: object) -> str | None:
-    """Return why no agent can be evaluated in the environment of an id; None if it can be, as far as is known here.
-
-    Evaluation steps one environment on the host, which `register_vec_env` alone does not provide.
-    """
+def is_only_on_device(env_id: object) -> bool:
+    """Return whether `register_vec_env` alone knows an id, so that even an evaluation must create its copies there."""
     if not isinstance(env_id, str) or env_id not in VEC_ENVS:
-        return None
+        return False
     import gymnasium
 
-    if env_id.rpartition(":")[2] in gymnasium.registry:
-        return None
-    return (
-        f"{env_id} is registered with register_vec_env alone, for training on a device, and evaluation steps one "
-        "environment on the host; register it with gymnasium under the same id, too"
-    )
+    return env_id.rpartition(":")[2] not in gymnasium.registry
 
 
 def tensor_env_ids() -> list[str]:
