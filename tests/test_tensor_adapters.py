@@ -182,8 +182,11 @@ def test_an_environment_that_only_a_device_has_is_evaluated_there(monkeypatch):
 def test_the_command_line_trains_and_evaluates_in_it(command, tmp_path):
     small = ("total_timesteps=128", "env.n_envs=4", "algo.n_steps=16", "eval.n_episodes=2", "logger=none", "tuned=off")
     words = ("train", "algo=ppo", "env=Counters-v0", "env.backend=tensor", "device=cpu", "hydra.run.dir=run")
-    code, _, err = command(*words, *small)
-    assert code == 0, err
+    code, out, err = command(*words, *small)
+    assert not code, err
+    assert (tmp_path / "run/checkpoints/best.safetensors").is_file()
+    code, out, err = command("eval", "run")
+    assert not code, err
     code, out, err = command("ls", "envs")
     assert "Counters-v0 (registered by a module; algo=ppo, a2c, mappo)" in out
     assert "  CartPole-v1 (algo=ppo, a2c, mappo)" in out

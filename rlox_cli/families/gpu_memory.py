@@ -76,14 +76,18 @@ def _add_storages(value: Any, depth: int, storages: dict[int, int]) -> None:
 
 def _rollout_row(algorithm: Any) -> int:
     """Return about how many bytes a step of one environment takes on the GPU, with its shuffled copy."""
-    spec = algorithm.spec
+    resident = algorithm.env_options.device is not None
+    spec = algorithm.collector.env.spec if resident else algorithm.spec  # there, several agents are one
     obs = math.prod(spec.obs_shape) * (1 if spec.image else 4)
     actions = 4 * spec.act_dim if spec.act_dim is not None else 8 * math.prod(spec.action_shape)
     columns = 24  # log-probabilities, values, advantages and such
-    if algorithm.env_options.device is None:
+    if not resident:
         return 2 * (obs + actions + columns)
+    players = algorithm.players if getattr(algorithm, "several", False) else []
+    own = sum(len(one.members) * (8 * (one.obs_dim + (one.state_dim or 0)) + 2 * columns) for one in players)
     # Final observations, noise, flags, statistics of episodes, and the state that each step's episode would start from.
-    return 3 * obs + 3 * actions + 2 * columns + 24 + 8 * getattr(algorithm.collector.env, "state_size", spec.obs_dim)
+    starts = 8 * getattr(algorithm.collector.env, "state_size", spec.obs_dim)
+    return own + 3 * obs + 3 * actions + 2 * columns + 24 + starts
 
 
 def memory_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:

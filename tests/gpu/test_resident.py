@@ -16,8 +16,8 @@ CASES = [
     (A2C, "CartPole-v1", {}),
     (PPO, "Pendulum-v1", {"batch_size": 24, "normalize_obs": True, "normalize_rewards": True}),
     (MAPPO, "CartPole-v1", {"batch_size": 24}),
-    (MAPPO, "GridPursuit-v0", {"batch_size": 48, "agent_id": True, "share_parameters": False, "critic": "local"}),
-    (MAPPO, "GridPursuit-v0", {"batch_size": 60, "value_norm": True, "clip_eps_schedule": "linear"}),
+    (MAPPO, "GridPursuit-v0", {"batch_size": 48, "share_parameters": False, "critic": "local"}),
+    (MAPPO, "GridPursuit-v0", {"batch_size": 60, "value_norm": True, "agent_id": True}),
 ]
 
 

@@ -127,14 +127,14 @@ KINDS_OF_TRAINING = {
     "deterministic": {},
     "host": {"env_backend": "gymnasium"},
     "agents": PURSUIT,
-    "agents-value-norm": {**PURSUIT, "value_norm": True, "share_parameters": False, "agent_id": True},
+    "agents-value-norm": {**PURSUIT, "value_norm": True, "share_parameters": False},
     "agents-bfloat16": {**PURSUIT, "precision": "bfloat16"},
     "agents-deterministic": PURSUIT,
 }
 OTHERS = [
     *("mappo-host", "mappo-agents", "mappo-agents-value-norm", "mappo-agents-bfloat16", "mappo-agents-deterministic"),
-    *(f"{name}-bfloat16" for name in ("a2c", "appo", "dqn", "ppo", "sac", "td3", "sft")),
-    *(f"{name}-deterministic" for name in ("a2c", "appo", "dqn", "ppo", "sac", "td3", "iql", "sft")),
+    *(f"{name}-bfloat16" for name in ("a2c", "appo", "dqn", "ppo", "sac", "td3")),
+    *(f"{name}-deterministic" for name in ("a2c", "appo", "dqn", "ppo", "sac", "td3", "iql")),
 ]
 NAMES = [*ONLINE, *OFFLINE, *LANGUAGE, *OTHERS]
 
@@ -148,11 +148,11 @@ def main() -> None:
 
     pretend_cuda.install()
     limits = json.loads(LIMITS.read_text()) if LIMITS.exists() else {}
-    print(f"{'':22s}{''.join(f'{kind:>9s}' for kind in KINDS)}")
+    print(f"{'':37s}{''.join(f'{kind:>9s}' for kind in KINDS)}")
     for name in words.algorithms:
         parts = spent(name)
         for part, work in parts.items():
-            print(f"{name:11s}{part:11s}" + "".join(f"{work[kind]:9g}" for kind in KINDS), flush=True)
+            print(f"{name:26s}{part:11s}" + "".join(f"{work[kind]:9g}" for kind in KINDS), flush=True)
         limits[name] = parts
     if words.write:
         rows = ",\n".join(

@@ -20,7 +20,7 @@ WAYS = [
     {},
     {"share_parameters": False, "critic": "local"},
     {"agent_id": True, "value_norm": True},
-    {"share_parameters": False, "agent_id": True, "value_norm": True},
+    {"share_parameters": False, "value_norm": True},
 ]
 
 
