@@ -12,7 +12,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.dqn": "b473e947851b2723 4493bd31855022f1",
     "rlox.algorithms.impala": "bf67fae77dc5a271 9e411baa377c369d",
     "rlox.algorithms.iql": "1b9dcbb9a814f20d 87b3437c8976ab91",
-    "rlox.algorithms.mappo": "385123e308332b77 c916499ac409e6cb",
+    "rlox.algorithms.mappo": "559e40afc2bbc6a4 0219fe3cb97682a4",
     "rlox.algorithms.ppo": "ef7bfc8b18ca43a0 603d3c0cfd233c64",
     "rlox.algorithms.sac": "039fe6ddf6a91622 f89014c888135f9a",
     "rlox.algorithms.td3": "ae7632c9600589e4 e85a707629fb7cdf",
@@ -43,6 +43,6 @@ COMPARED: dict[str, str] = {
     "rlox.training.backend": "a8405b2332b313a8 dd93724c6a659e8d",
     "rlox.training.off_policy": "38465170537297de 1d1286b05175094a",
     "rlox.training.offline": "d4994fd5f138a525 8d1b07b05b635c33",
-    "rlox.training.on_policy": "1a03e630fdba917e 8dd6e67a157740a3",
+    "rlox.training.on_policy": "b4164d69ae6f156b 8dd6e67a157740a3",
     "rlox.training.replay": "d0b1933eab38c811 6ead50b476e68edf",
 }
