@@ -12,6 +12,7 @@ DPO_LOSSES = ("sigmoid", "hinge", "ipo", "robust")
 REWARD_SCALES = ("group", "batch", "none")
 BASELINES = ("mean", "leave_one_out")
 RATIO_LEVELS = ("token", "sequence")
+SAMPLE_CACHES = ("auto", "static", "dynamic")
 SAMPLER_CORRECTIONS = ("none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 _RATES = "tag(log, interval(1e-6, 1e-3))"
 _BETAS = "tag(log, interval(0.01, 1.0))"
@@ -62,6 +63,7 @@ class SamplingConfig(LLMConfig):
     top_p: float = 1.0  # sample among the likeliest tokens that together have this probability
     min_p: float = 0.0  # sample among tokens with at least this share of the likeliest token's probability
     stop: list[str] = field(default_factory=list)  # strings of one token each that end a completion, like EOS
+    sample_cache: str = operational("auto")  # of keys and values: static (graphs), dynamic; auto: static on a GPU
 
     def rules(self):
         yield from super().rules()
@@ -70,6 +72,7 @@ class SamplingConfig(LLMConfig):
         yield "top_k", self.top_k >= 0, "be >= 0"
         yield "top_p", 0 < self.top_p <= 1, "be in (0, 1]"
         yield "min_p", 0 <= self.min_p < 1, "be in [0, 1)"
+        yield "sample_cache", self.sample_cache in SAMPLE_CACHES, f"be one of {', '.join(SAMPLE_CACHES)}"
 
 
 @dataclass

@@ -19,20 +19,20 @@ from rlox.kernels.llm.vocabulary import draw_tokens
 from rlox.kernels.rng import Rng
 from rlox.llm.data import inner_ids
 from rlox.llm.models.language import LanguageModel
-from rlox.llm.models.masks import mask_prompts, mask_step, takes_final_masks
-from rlox.llm.tokens import Sequences, pad_left
+from rlox.llm.models.rows import LONG, CachedRows, FullRows
+from rlox.nn.graphs import Graphed
 from rlox.nn.transfers import send
 from rlox.processes.failures import Diverged
 
 if TYPE_CHECKING:
-    from rlox.llm.models.decoding import Native
+    from rlox.llm.models.static_cache import StaticRows
 
 # Share of the batch that must be finished before its rows are removed: a removal copies the cache of all other rows.
 _DONE = 0.25
 # Tokens after which a GPU is asked which completions have ended.
 _LOOK_EVERY = 8
-# Least number of new tokens for which the cache grows in place: copying a short cache costs less than preparing it.
-_LONG = 16
+# Share of a batch of a static cache that must be finished before its rows are removed: a graph is captured anew then.
+_STATIC_DONE = 0.5
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,10 @@ def sample(
     look_every = 1 if model.device.type == "cpu" else _LOOK_EVERY
     if model.cached is None:
         model.cached = model.hugging_face and _samples_with_cache(model)
-    decode = _Cached(model, prompts, n, settings.max_new_tokens) if model.cached else _FullRows(model, prompts, n)
     rows = len(prompts) * n
+    if _has_static_cache(model, settings.max_new_tokens):
+        return _completions(model, *_draw_with_static_cache(model, prompts, n, noise, ends, settings), last_ids)
+    decode = CachedRows(model, prompts, n, settings.max_new_tokens) if model.cached else FullRows(model, prompts, n)
     ids = torch.full((rows, settings.max_new_tokens), -1, dtype=torch.int64, device=model.device)
     log_probs = torch.zeros((rows, settings.max_new_tokens), dtype=torch.float32, device=model.device)
     active = torch.arange(rows, device=model.device)  # rows of `ids` that are in the batch ...
@@ -242,6 +244,13 @@ def sample(
                 kept = going.nonzero()[:, 0]
                 decode.keep(kept)
                 active, tokens, going = active[kept], tokens[kept], going[kept]
+    return _completions(model, ids, log_probs, last_ids)
+
+
+def _completions(
+    model: LanguageModel, ids: torch.Tensor, log_probs: torch.Tensor, last_ids: np.ndarray
+) -> Completions:
+    """Return completions from tables (R, T) of their tokens, -1 after the end, and log-probabilities."""
     both = torch.stack([ids.double(), log_probs.double()]).cpu().numpy()  # one transfer
     drawn, drawn_log_probs = both[0].astype(np.int64), both[1].astype(np.float32)
     lengths = (drawn >= 0).sum(1)
@@ -250,7 +259,7 @@ def sample(
             f"{model.where}: the model's logits must be finite, and are not; training cannot continue, and a model "
             "that was loaded is damaged. Try a lower learning_rate or max_grad_norm"
         )
-    last = drawn[np.arange(rows), np.maximum(lengths - 1, 0)]
+    last = drawn[np.arange(len(drawn)), np.maximum(lengths - 1, 0)]
     return Completions(
         [row[:length].copy() for row, length in zip(drawn, lengths, strict=True)],
         [row[:length].copy() for row, length in zip(drawn_log_probs, lengths, strict=True)],
@@ -286,91 +295,78 @@ def _samples_with_cache(model: LanguageModel) -> bool:
     return samples_with_cache(model)
 
 
-class _Cached:
-    """Compute the logits of each row's next token with the model's cache, or the native decoder if it can.
+def _has_static_cache(model: LanguageModel, room: int) -> bool:
+    if model.sample_cache == "dynamic" or (model.sample_cache == "auto" and model.device.type == "cpu"):
+        return False
+    from rlox.llm.models.static_cache import uses_static_cache
 
-    Prompts are padded on the left, so that all rows grow at the same column, and read once for all their completions.
+    return uses_static_cache(model, room)
+
+
+class _StaticDraws:
+    """Tokens of R completions, drawn one after the other by the same operations on the same memory."""
+
+    def __init__(self, rows: StaticRows, noise: torch.Tensor, ends: torch.Tensor, settings: Settings) -> None:
+        self._rows, self._noise, self._ends, self._settings = rows, noise, ends, settings
+        self.ids = torch.full(noise.shape, -1, device=noise.device)  # (R, T) int64; -1 after the end
+        self.log_probs = torch.zeros(noise.shape, dtype=torch.float32, device=noise.device)
+        self._active = torch.arange(len(noise), device=noise.device)  # rows of `ids` that are in the batch ...
+        self.going = torch.ones(len(noise), dtype=torch.bool, device=noise.device)  # ... and which have not ended
+        self._tokens = torch.zeros_like(self._active)
+        self._column = torch.zeros(1, dtype=torch.int64, device=noise.device)
+
+    def begin(self) -> None:
+        """Read the prompts and draw the first token of each completion."""
+        self._draw(self._rows.next(None))
+
+    def advance(self) -> None:
+        """Draw one more token of each completion."""
+        self._draw(self._rows.next(self._tokens))
+
+    def _draw(self, logits: torch.Tensor) -> None:
+        place = self._active, self._column
+        tokens, self.log_probs[place] = pick(logits, self._noise[place], self._settings)
+        self.ids[place] = torch.where(self.going, tokens, -1)
+        if len(self._ends):
+            self.going &= (tokens[:, None] != self._ends).all(1)
+        self._tokens.copy_(tokens)
+        self._column += 1
+
+    def keep(self, kept: torch.Tensor) -> None:
+        """Continue with only these rows of the batch, in ascending order, in new memory."""
+        self._rows.keep(kept)
+        self._active, self._tokens, self.going = self._active[kept], self._tokens[kept], self.going[kept]
+
+
+def _draw_with_static_cache(
+    model: LanguageModel, prompts: Sequence[Any], n: int, noise: torch.Tensor, ends: torch.Tensor, settings: Settings
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tables (R, T) of tokens, -1 after the end, and of their log-probabilities.
+
+    On a GPU, the work of a token is captured as a CUDA graph anew in each call: weights may have moved meanwhile, and
+    autocast's copies of them, and the memory of the cache is free again for learning.
     """
+    from rlox.llm.models.static_cache import StaticRows
 
-    def __init__(self, model: LanguageModel, prompts: Sequence[Any], n: int, room: int) -> None:
-        self.model, self.n, self.room = model, n, room
-        ids, mask = pad_left(prompts, model.pad)
-        self.ids, self.mask = send(ids, model.device), None if mask is None else send(mask, model.device)
-        self.cache: Any = None
-        self.position: torch.Tensor | None = None
-        self.native: Native | None = None
-
-    def next(self, tokens: torch.Tensor | None) -> torch.Tensor:
-        if tokens is None:
-            return self._prompts()
-        if self.native is not None:
-            return self.native.next(tokens)
-        if self.mask is not None:
-            self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], 1)
-        return self._forward(tokens[:, None])
-
-    def _prompts(self) -> torch.Tensor:
-        from rlox.llm.models.cache import with_room
-        from rlox.llm.models.decoding import native
-
-        if self.mask is not None:
-            self.position = (self.mask.cumsum(1) - 1).clamp(min=0)
-        logits = self._forward(self.ids)
-        self.native = native(self.model, self.ids, self.mask, self.cache, logits, self.n, self.room)
-        if self.native is None:
-            self.cache.batch_repeat_interleave(self.n)
-            if self.room >= _LONG:
-                with_room(self.cache, self.room)
-            if self.mask is not None:
-                self.mask = self.mask.repeat_interleave(self.n, 0)
-                self.position = self.position.repeat_interleave(self.n, 0)  # type: ignore[union-attr]
-        return logits.repeat_interleave(self.n, 0)
-
-    def _forward(self, ids: torch.Tensor) -> torch.Tensor:
-        output = self.model.module(
-            input_ids=ids,
-            attention_mask=self._attention_mask(),
-            position_ids=self.position,
-            use_cache=True,
-            logits_to_keep=1,
-            **{self.model.cache_name: self.cache},
-        )
-        self.cache = getattr(output, self.model.cache_name)
-        if self.position is not None:
-            self.position = self.position[:, -1:] + 1
-        return output.logits[:, -1].float()
-
-    def _attention_mask(self) -> torch.Tensor | None:
-        """Return the mask as the model takes it."""
-        if self.mask is None or not takes_final_masks(self.model):
-            return self.mask
-        return mask_prompts(self.mask) if self.cache is None else mask_step(self.mask)
-
-    def keep(self, rows: torch.Tensor) -> None:
-        if self.native is not None:
-            return self.native.keep(rows)
-        self.cache.batch_select_indices(rows)
-        if self.mask is not None:
-            self.mask, self.position = self.mask[rows], self.position[rows]  # type: ignore[index]
+    draws = _StaticDraws(StaticRows(model, prompts, n, settings.max_new_tokens), noise, ends, settings)
+    draws.begin()
+    graphed = _graph(model, draws)
+    for t in range(1, settings.max_new_tokens):
+        if len(ends) and t % _LOOK_EVERY == 0:
+            n_going = int(draws.going.sum())
+            if n_going == 0:
+                break
+            if settings.max_new_tokens - t >= LONG and n_going <= (1.0 - _STATIC_DONE) * len(draws.going):
+                draws.keep(draws.going.nonzero()[:, 0])
+                graphed = _graph(model, draws)
+        graphed()
+    if model.device.type == "cuda" and graphed.obstacle is not None:
+        model.static = False  # a cache that grows is faster without a graph
+    return draws.ids, draws.log_probs
 
 
-class _FullRows:
-    """Counterpart of `_Cached` that reads whole rows. Padding is on the right, where no token sees it."""
-
-    def __init__(self, model: LanguageModel, prompts: Sequence[Any], n: int) -> None:
-        self.model = model
-        ids, lengths = Sequences(prompts, [()] * len(prompts)).padded_rows()
-        self.length = send(lengths, model.device).repeat_interleave(n)
-        self.ids = send(ids, model.device).repeat_interleave(n, 0)
-
-    def next(self, tokens: torch.Tensor | None) -> torch.Tensor:
-        row = torch.arange(len(self.ids), device=self.ids.device)
-        if tokens is not None:
-            if int(self.length.max()) == self.ids.shape[1]:
-                self.ids = torch.nn.functional.pad(self.ids, (0, 1))
-            self.ids[row, self.length] = tokens
-            self.length = self.length + 1
-        return self.model.row_logits(self.ids)[row, self.length - 1].float()
-
-    def keep(self, rows: torch.Tensor) -> None:
-        self.ids, self.length = self.ids[rows], self.length[rows]
+def _graph(model: LanguageModel, draws: _StaticDraws) -> Graphed:
+    if model.stream is None and model.device.type == "cuda":
+        model.stream = torch.cuda.Stream(model.device)
+    # The prompts have been read: libraries are ready but for what they keep for the stream of the capture.
+    return Graphed(draws.advance, model.device, f"{model.where}: sampled tokens", n_eager=1, stream=model.stream)

@@ -163,6 +163,9 @@ class LLMAlgorithm(Algorithm):
             self._freeze_adapters()
         elif self.reference is not None and self.ranks.sharded:
             self.reference.prepare_adapters(self.ranks.full)
+        self.model.sample_cache = getattr(self.config, "sample_cache", "auto")
+        if sampler is not None and self.model.sample_cache != "auto":
+            raise ValueError(f"{where}: sample_cache must be auto with a sampler, got {self.model.sample_cache!r}")
         if self.config.gradient_checkpointing:
             self.model.checkpoint_activations()
         self.rng = Rng(self.seed, self._stream)

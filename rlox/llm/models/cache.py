@@ -12,7 +12,7 @@ from rlox.llm.models.language import LanguageModel
 from rlox.llm.tokens import pad_left
 
 # Allowed difference of logits, as a share of the largest, also in bfloat16; a wrong position or mask changes them more.
-_TOLERANCE = 0.1
+TOLERANCE = 0.1
 
 
 def samples_with_cache(model: LanguageModel) -> bool:
@@ -41,7 +41,7 @@ def samples_with_cache(model: LanguageModel) -> bool:
         alone = [model.row_logits(torch.tensor([[*row, new]], device=model.device))[0, -1] for row in rows]
         theirs = torch.stack(alone).repeat_interleave(2, 0)
         # Logits that are not finite are an error of `sample`.
-        if not float((ours - theirs).abs().max()) > _TOLERANCE * float(theirs.abs().max()):
+        if not float((ours - theirs).abs().max()) > TOLERANCE * float(theirs.abs().max()):
             return True
         why = "gives other logits than whole rows"
     warnings.warn(

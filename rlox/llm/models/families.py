@@ -14,6 +14,8 @@ from rlox.llm.models.token_scores import kernels_take
 # `model_type` of the configuration: prefix of the class names.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
+_REPLAYABLE = frozenset({"torch", "transformers", "peft"})  # packages whose modules compute the same in every pass
+
 
 class Classes(NamedTuple):
     """The classes that a model of a family consists of."""
@@ -46,6 +48,22 @@ def as_made(part: nn.Module) -> bool:
     return not (
         "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"] or own.get("_compiled_call_impl")
     )
+
+
+def replayable(module: nn.Module) -> bool:
+    """Return whether no code of a user runs in a forward pass of `module`: all its parts are of PyTorch's, Hugging Face's
+    and peft's classes, without replaced forward methods, and without hooks but those of transformers."""
+    for part in module.modules():
+        own: Any = part.__dict__
+        hooks = [*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
+        if (
+            type(part).__module__.partition(".")[0] not in _REPLAYABLE
+            or "forward" in own
+            or own.get("_compiled_call_impl")
+            or not all((getattr(hook, "__module__", None) or "").startswith("transformers.") for hook in hooks)
+        ):
+            return False
+    return not torch.nn.modules.module._has_any_global_hook()
 
 
 def plain(p: torch.Tensor) -> bool:

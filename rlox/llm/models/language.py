@@ -70,6 +70,11 @@ class LanguageModel:
         Whether the native decoder, if it supports the module, may replace it for sampling.
     cached : bool or None
         Whether sampling uses the model's cache; None until the first sample, which finds out.
+    sample_cache : str
+        How keys and values are stored while completions are sampled: ``static``, in memory of fixed size, so that a GPU
+        replays the work of each token as one graph; ``dynamic``, in memory that grows; or ``auto``: ``static`` on a GPU.
+    static : bool or None
+        Whether the model can be sampled with a static cache; None until that is tried.
     """
 
     def __init__(
@@ -86,6 +91,9 @@ class LanguageModel:
         self.module, self.tokenizer, self.where = module, tokenizer, where
         self.native = True
         self.cached: bool | None = None
+        self.sample_cache = "auto"
+        self.static: bool | None = None
+        self.stream: Any = None  # of the graphs of sampled tokens: each stream has a workspace of its own
         self.checkpointed = False  # whether activations are recomputed for the gradient
         self._recomputed: list[nn.Module] = []  # the modules whose activations are recomputed
         self.one_pass = False  # whether a gradient must involve only a single pass over the module

@@ -18,7 +18,13 @@ _UNMASKED = "rlox_causal"  # PyTorch's attention, for which Hugging Face makes n
 def takes_final_masks(model: Any) -> bool:
     """Return whether a `LanguageModel` is one of Hugging Face on a GPU that takes masks (R, 1, Q, T) bool: all its
     layers have PyTorch's attention over all tokens."""
-    if model.device.type == "cpu" or not model.hugging_face or model.attention != "sdpa":
+    return model.device.type != "cpu" and model.hugging_face and model.attention == "sdpa" and sees_all_tokens(model)
+
+
+def sees_all_tokens(model: Any) -> bool:
+    """Return whether all layers of a `LanguageModel` of Hugging Face have attention over all tokens that takes masks of
+    their final form, (R, 1, Q, T)."""
+    if model.attention not in ("sdpa", "eager"):
         return False
     config: Any = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
