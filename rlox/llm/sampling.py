@@ -247,9 +247,7 @@ def sample(
     return _completions(model, ids, log_probs, last_ids)
 
 
-def _completions(
-    model: LanguageModel, ids: torch.Tensor, log_probs: torch.Tensor, last_ids: np.ndarray
-) -> Completions:
+def _completions(model: LanguageModel, ids: torch.Tensor, log_probs: torch.Tensor, last_ids: np.ndarray) -> Completions:
     """Return completions from tables (R, T) of their tokens, -1 after the end, and log-probabilities."""
     both = torch.stack([ids.double(), log_probs.double()]).cpu().numpy()  # one transfer
     drawn, drawn_log_probs = both[0].astype(np.int64), both[1].astype(np.float32)

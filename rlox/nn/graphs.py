@@ -38,8 +38,8 @@ class Graphed:
         Device of its tensors.
     name : str
         Start of the warning.
-    n_eager : int
-        Calls before the capture.
+    n_eager : int, optional
+        Calls before the capture; by default `N_EAGER`.
     stream : torch.cuda.Stream, optional
         For the calls before the capture, and for the capture; by default one of its own. Objects that are created again
         and again should share one, because libraries keep memory for each stream.
@@ -55,7 +55,7 @@ class Graphed:
         function: Callable[..., Any],
         device: str | torch.device,
         name: str,
-        n_eager: int = N_EAGER,
+        n_eager: int | None = None,
         stream: Any = None,
     ):
         self._function = function
@@ -72,7 +72,7 @@ class Graphed:
             return self._function(*arguments)
         if arguments not in self._captured:
             n = self._n_calls[arguments] = self._n_calls.get(arguments, 0) + 1
-            if n <= self._n_eager:
+            if n <= (N_EAGER if self._n_eager is None else self._n_eager):
                 return self._run_beside(arguments)
             try:
                 self._captured[arguments] = self._capture(arguments)

@@ -9,11 +9,14 @@ from custom_policy import CustomPolicy
 from device_budgets import LIMITS, spent
 from device_comparison import differing, require_close, require_same_with_and_without_graphs, weights
 from small_algorithms import make, of_sequences
+from small_language_models import make as make_language_model
 
 from rlox.algorithms import dreamer, ppo
 from rlox.checkpoint import counters
 from rlox.gpu import acting as host_acting
 from rlox.gpu import collection, replay, value_norm
+from rlox.llm import sampling
+from rlox.llm.models import static_cache
 from rlox.nn import acting, compiling, optimizers, random
 from rlox.nn.transfers import upload
 from rlox.training import agent
@@ -157,6 +160,45 @@ def read_the_first_batch_again(monkeypatch):
     wrapped(monkeypatch, collection.Uploads, "place", find)
 
 
+def read_each_token(monkeypatch):
+    def reading(pick):
+        def read(logits, noise, settings):
+            tokens, log_probs = pick(logits, noise, settings)
+            assert int(tokens[0]) >= 0
+            return tokens, log_probs
+
+        return read
+
+    wrapped(monkeypatch, sampling, "pick", reading)
+
+
+def look_for_ends_after_each_token(monkeypatch):
+    monkeypatch.setattr(sampling, "_LOOK_EVERY", 1)
+
+
+def count_columns_on_the_host(monkeypatch):
+    """The column of the next token in the cache is a constant of the graph."""
+
+    def counted(step):
+        def next(self, tokens):
+            if tokens is not None:
+                width = self._prompts.ids.shape[1]
+                self._counted = getattr(self, "_counted", width - 1) + 1
+                self._column.fill_(self._counted)
+            return step(self, tokens)
+
+        return next
+
+    wrapped(monkeypatch, static_cache.StaticRows, "next", counted)
+
+
+def sample_on_both():
+    """Require that completions on the GPU are those of the CPU."""
+    models = [make_language_model("sft", device=device).model for device in ("cuda", "cpu")]
+    ours, theirs = (sampling.sample(model, [[2, 3], [4]], sampling.Settings(20), n=3) for model in models)
+    assert [ids.tolist() for ids in ours.ids] == [ids.tolist() for ids in theirs.ids]
+
+
 BUGS = {
     forget_cpu: lambda folder: train_on_both("ppo", env_backend="gymnasium"),
     leave_a_buffer_behind: lambda folder: train_on_both("dreamer"),
@@ -169,6 +211,9 @@ BUGS = {
     restore_into_a_copy: train_twice,
     save_the_generator_of_the_host_only: lambda folder: train_twice(folder, custom=True),
     read_a_metric_in_every_minibatch: lambda folder: stay_within_budget("ppo"),
+    read_each_token: lambda folder: stay_within_budget("sampling"),
+    look_for_ends_after_each_token: lambda folder: stay_within_budget("sampling"),
+    count_columns_on_the_host: lambda folder: sample_on_both(),
 }
 
 

@@ -29,6 +29,7 @@ KINDS = ("launch", "h2d", "d2h", "sync")
 # Rounds before the first that is counted: graphs are captured in them.
 WARM_UP, COUNTED = 8, 5
 N_AVERAGED = 4
+N_TOKENS, LEAST_TOKENS = 48, 16  # of a completion; `auto` takes a static cache for at least as many
 N_ENVS, N_STEPS, BATCH = 4, 16, 32  # a rollout is two minibatches
 
 
@@ -106,6 +107,22 @@ def spent_on_text(name, settings):
     return {"update": laps.laps["reported"][-1]}
 
 
+def spent_on_tokens(cache):
+    """Work of one token of all completions that are sampled together, prompts and capture included."""
+    import toy
+
+    from rlox.llm.models.language import LanguageModel
+    from rlox.llm.sampling import Settings, sample
+
+    # No completion ends, but whether one has is asked.
+    model = LanguageModel(toy.model("qwen2").to("cuda"), toy.tokenizer(), [toy.VOCABULARY])
+    model.sample_cache = cache
+    for n in (LEAST_TOKENS if cache == "auto" else 1, N_TOKENS):  # the first sample also tries the cache
+        with count_work() as counter:
+            sample(model, [[2, 3, 4], [5]], Settings(n), n=3)
+    return {kind: round(counter[kind] / N_TOKENS, 2) for kind in KINDS}
+
+
 def spent(name):
     """Return the work of the parts of a training, by part and kind."""
     base, _, kind = name.partition("-")
@@ -114,6 +131,8 @@ def spent(name):
         warnings.simplefilter("ignore", RuntimeWarning)  # more is planned than trained
         if base in OFFLINE:
             return spent_offline(base, settings)
+        if base == SAMPLING:
+            return {f"{cache}_cache": spent_on_tokens(cache) for cache in ("auto", "dynamic")}
         if base in LANGUAGE:
             return spent_on_text(base, settings)
         return (spent_on_replay if off_policy(base) else spent_on_policy)(base, settings)
@@ -136,7 +155,8 @@ OTHERS = [
     *(f"{name}-bfloat16" for name in ("a2c", "appo", "dqn", "ppo", "sac", "td3")),
     *(f"{name}-deterministic" for name in ("a2c", "appo", "dqn", "ppo", "sac", "td3", "iql")),
 ]
-NAMES = [*ONLINE, *OFFLINE, *LANGUAGE, *OTHERS]
+SAMPLING = "sampling"
+NAMES = [*ONLINE, *OFFLINE, *LANGUAGE, *OTHERS, SAMPLING]
 
 
 def main() -> None:
@@ -148,11 +168,11 @@ def main() -> None:
 
     pretend_cuda.install()
     limits = json.loads(LIMITS.read_text()) if LIMITS.exists() else {}
-    print(f"{'':37s}{''.join(f'{kind:>9s}' for kind in KINDS)}")
+    print(f"{'':39s}{''.join(f'{kind:>9s}' for kind in KINDS)}")
     for name in words.algorithms:
         parts = spent(name)
         for part, work in parts.items():
-            print(f"{name:26s}{part:11s}" + "".join(f"{work[kind]:9g}" for kind in KINDS), flush=True)
+            print(f"{name:26s}{part:13s}" + "".join(f"{work[kind]:9g}" for kind in KINDS), flush=True)
         limits[name] = parts
     if words.write:
         rows = ",\n".join(

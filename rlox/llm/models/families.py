@@ -51,8 +51,11 @@ def as_made(part: nn.Module) -> bool:
 
 
 def replayable(module: nn.Module) -> bool:
-    """Return whether no code of a user runs in a forward pass of `module`: all its parts are of PyTorch's, Hugging Face's
-    and peft's classes, without replaced forward methods, and without hooks but those of transformers."""
+    """Return whether no code of a user runs in a forward pass of `module`.
+
+    All its parts are of PyTorch's, Hugging Face's and peft's classes then, without replaced forward methods, and have
+    no hooks but those of transformers.
+    """
     for part in module.modules():
         own: Any = part.__dict__
         hooks = [*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]

@@ -71,8 +71,9 @@ class LanguageModel:
     cached : bool or None
         Whether sampling uses the model's cache; None until the first sample, which finds out.
     sample_cache : str
-        How keys and values are stored while completions are sampled: ``static``, in memory of fixed size, so that a GPU
-        replays the work of each token as one graph; ``dynamic``, in memory that grows; or ``auto``: ``static`` on a GPU.
+        How keys and values are stored while completions are sampled: ``static``, in memory of fixed size, so that a
+        GPU replays the work of each token as one graph; ``dynamic``, in memory that grows; ``auto``: ``static`` on a
+        GPU.
     static : bool or None
         Whether the model can be sampled with a static cache; None until that is tried.
     """

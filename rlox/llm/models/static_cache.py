@@ -39,11 +39,14 @@ def uses_static_cache(model: LanguageModel, room: int) -> bool:
     if model.static is None:
         why = static_obstacle(model)
         if why is not None and wanted == "static":
-            raise ValueError(f"{model.where}: sample_cache must be auto or dynamic for {model.kind}, got 'static': {why}")
+            raise ValueError(
+                f"{model.where}: sample_cache must be auto or dynamic for {model.kind}, got 'static': {why}"
+            )
         model.static = why is None
         if why is not None:
             warnings.warn(
-                f"{model.where}: completions of {model.kind} are sampled launch by launch, with a cache that grows: {why}",
+                f"{model.where}: completions of {model.kind} are sampled with a cache that grows, launch by launch: "
+                f"{why}",
                 stacklevel=3,
             )
     return model.static
@@ -71,9 +74,7 @@ def static_obstacle(model: LanguageModel) -> str | None:
     except Exception as e:  # a reason that has nothing to do with the cache is raised by other passes, too
         return f"a cache of fixed size cannot be used ({type(e).__name__})"
     for i, logits in enumerate(ours):
-        alone = [
-            model.row_logits(torch.tensor([[*row, *new[: i + 1]]], device=model.device))[0, -1] for row in prompts
-        ]
+        alone = [model.row_logits(torch.tensor([[*row, *new[: i + 1]]], device=model.device))[0, -1] for row in prompts]
         whole = torch.stack(alone).float().repeat_interleave(2, 0)
         # Logits that are not finite are an error of `sample`.
         if float((logits - whole).abs().max()) > TOLERANCE * float(whole.abs().max()):
