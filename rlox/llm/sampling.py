@@ -244,13 +244,18 @@ def sample(
                 kept = going.nonzero()[:, 0]
                 decode.keep(kept)
                 active, tokens, going = active[kept], tokens[kept], going[kept]
-    return _completions(model, ids, log_probs, last_ids)
+    return _completions(model, *_to_host(ids, log_probs), last_ids)
 
 
-def _completions(model: LanguageModel, ids: torch.Tensor, log_probs: torch.Tensor, last_ids: np.ndarray) -> Completions:
-    """Return completions from tables (R, T) of their tokens, -1 after the end, and log-probabilities."""
+def _to_host(ids: torch.Tensor, log_probs: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     both = torch.stack([ids.double(), log_probs.double()]).cpu().numpy()  # one transfer
-    drawn, drawn_log_probs = both[0].astype(np.int64), both[1].astype(np.float32)
+    return both[0].astype(np.int64), both[1].astype(np.float32)
+
+
+def _completions(
+    model: LanguageModel, drawn: np.ndarray, drawn_log_probs: np.ndarray, last_ids: np.ndarray
+) -> Completions:
+    """Return completions from tables (R, T) of their tokens, -1 after the end, and log-probabilities."""
     lengths = (drawn >= 0).sum(1)
     if not np.isfinite(drawn_log_probs).all():
         raise Diverged(
@@ -338,7 +343,7 @@ class _StaticDraws:
 
 def _draw_with_static_cache(
     model: LanguageModel, prompts: Sequence[Any], n: int, noise: torch.Tensor, ends: torch.Tensor, settings: Settings
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Return tables (R, T) of tokens, -1 after the end, and of their log-probabilities.
 
     On a GPU, the work of a token is captured as a CUDA graph anew in each call: weights may have moved meanwhile, and
@@ -360,7 +365,8 @@ def _draw_with_static_cache(
         graphed()
     if model.device.type == "cuda" and graphed.obstacle is not None:
         model.static = False  # a cache that grows is faster without a graph
-    return draws.ids, draws.log_probs
+    # The last graph must live until its replays are over.
+    return _to_host(draws.ids, draws.log_probs)
 
 
 def _graph(model: LanguageModel, draws: _StaticDraws) -> Graphed:
