@@ -372,5 +372,5 @@ def _draw_with_static_cache(
 def _graph(model: LanguageModel, draws: _StaticDraws) -> Graphed:
     if model.stream is None and model.device.type == "cuda":
         model.stream = torch.cuda.Stream(model.device)
-    # The prompts have been read: libraries are ready but for what they keep for the stream of the capture.
-    return Graphed(draws.advance, model.device, f"{model.where}: sampled tokens", n_eager=1, stream=model.stream)
+    # The prompts have been read: libraries are ready but for the workspaces that they keep for each stream.
+    return Graphed(draws.advance, model.device, f"{model.where}: sampled tokens", model.stream)

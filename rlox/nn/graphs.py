@@ -17,7 +17,7 @@ N_EAGER = 3
 class Graphed:
     """A function that is captured once as a CUDA graph, and replayed with a single launch afterwards.
 
-    The first `n_eager` calls run `function` as it is, the next one captures it; every call counts and has the same
+    The first `N_EAGER` calls run `function` as it is, the next one captures it; every call counts and has the same
     effect. On the CPU, all calls run `function`.
 
     A replay repeats the kernels of the capture on the same memory, and none of the Python code. So `function`
@@ -38,11 +38,8 @@ class Graphed:
         Device of its tensors.
     name : str
         Start of the warning.
-    n_eager : int, optional
-        Calls before the capture; by default `N_EAGER`.
     stream : torch.cuda.Stream, optional
-        For the calls before the capture, and for the capture; by default one of its own. Objects that are created again
-        and again should share one, because libraries keep memory for each stream.
+        One on which libraries are ready after one call; by default a new one, and `N_EAGER` calls.
 
     Attributes
     ----------
@@ -50,29 +47,20 @@ class Graphed:
         Why it is not captured; None if it is or will be.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        device: str | torch.device,
-        name: str,
-        n_eager: int | None = None,
-        stream: Any = None,
-    ):
-        self._function = function
-        self._name = name
+    def __init__(self, function: Callable[..., Any], device: str | torch.device, name: str, stream: Any = None):
+        self._function, self._name = function, name
         self._device = torch.device(device)
         self.obstacle: str | None = None if self._device.type == "cuda" else "it runs on the CPU"
         self._n_calls: dict[tuple[Hashable, ...], int] = {}
         self._captured: dict[tuple[Hashable, ...], tuple[torch.cuda.CUDAGraph, Any]] = {}
-        self._n_eager = n_eager
-        self._stream = stream  # warm-up and capture must be on a stream of their own
+        self._stream, self._n_eager = stream, N_EAGER if stream is None else 1  # never the default stream
 
     def __call__(self, *arguments: Hashable) -> Any:
         if self.obstacle is not None:
             return self._function(*arguments)
         if arguments not in self._captured:
             n = self._n_calls[arguments] = self._n_calls.get(arguments, 0) + 1
-            if n <= (N_EAGER if self._n_eager is None else self._n_eager):
+            if n <= self._n_eager:
                 return self._run_beside(arguments)
             try:
                 self._captured[arguments] = self._capture(arguments)
