@@ -206,6 +206,16 @@ def test_nothing_counts_as_replaced_without_a_cause(module):
     assert guard.find_replaced(import_module(module)) == []
 
 
+def test_what_the_compiler_adds_for_annotations_does_not_count_as_replaced(tmp_path, monkeypatch):
+    """As Python 3.14 does, which then keeps it under another name, or drops it."""
+    (tmp_path / "annotated.py").write_text("def __annotate__(format): ...\ndel __annotate__\ndef loss(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = import_module("annotated")
+    assert guard.find_replaced(module) == []
+    del module.loss
+    assert guard.find_replaced(module) == ["loss"]
+
+
 @pytest.mark.parametrize("value", [None, Mock(), partial(losses.value_loss)])
 def test_what_is_no_function_counts_as_replaced(value, monkeypatch):
     monkeypatch.setattr(losses, "value_loss", value)

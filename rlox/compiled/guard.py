@@ -197,7 +197,8 @@ def _find_definitions(code: CodeType, prefix: str) -> dict[str, set[int]]:
     """Return the first lines of the functions and classes in the code of a module or class, by their names."""
     lines: dict[str, set[int]] = {}
     for one in code.co_consts:
-        if isinstance(one, CodeType) and not one.co_name.startswith("<"):
+        # From Python 3.14 on, the compiler adds `__annotate__`, which returns annotations and computes nothing else.
+        if isinstance(one, CodeType) and not one.co_name.startswith("<") and one.co_name != "__annotate__":
             lines.setdefault(prefix + one.co_name, set()).add(one.co_firstlineno)
             if not one.co_flags & CO_OPTIMIZED:  # the body of a class
                 lines.update(_find_definitions(one, f"{prefix}{one.co_name}."))
