@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -139,3 +142,27 @@ def test_frames_of_a_loop_of_ones_own_are_converted_too(tmp_path):
             buffer[:] = value  # an environment may reuse its array
             film.add(buffer)
     assert [int(frame[0, 0, 0]) for frame in imageio.mimread(tmp_path / "a.gif")] == [0, 128, 255]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only there does a missing display show in the environment")
+def test_a_video_needs_no_display(tmp_path):
+    """CartPole is drawn by SDL, which prints an error to the terminal if it looks for a display and there is none."""
+    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    program = """
+import gymnasium as gym
+from rlox.evaluation.video import VideoWriter
+with VideoWriter("a.gif") as film:
+    env = gym.make("CartPole-v1", render_mode="rgb_array")
+    env.reset(seed=0)
+    film.add(env.render())
+"""
+    hidden = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER", "XDG_RUNTIME_DIR")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert (tmp_path / "a.gif").exists()

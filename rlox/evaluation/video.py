@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,9 @@ class VideoWriter:
             import imageio_ffmpeg  # noqa: F401 -- brings its own ffmpeg
         except ImportError as e:
             raise ImportError('VideoWriter: videos need imageio and its ffmpeg; pip install "rlox-cli[video]"') from e
+        if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            # Nothing is shown; SDL, with which environments draw, would look for a display and print that it has none.
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         self._imageio = imageio
         self.fps = fps
         self.n_frames = 0
