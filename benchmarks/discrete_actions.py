@@ -39,7 +39,7 @@ LANDER = {
     "gamma": 0.995, "target_update_interval": 1, "train_freq": 256, "gradient_steps": -1, "exploration_fraction": 0.24,
     "exploration_final_eps": 0.18,
 }  # fmt: skip
-# Discrete SAC; `entropy_fraction` is a part of log(n_actions).
+# Discrete SAC; `entropy_fraction` is a part of log(n_actions), and without it the temperature is `ent_coef`.
 SAC_CARTPOLE = {
     "learning_rate": 1e-3, "batch_size": 64, "buffer_size": 50_000, "learning_starts": 500, "gamma": 0.99, "tau": 0.02,
     "train_freq": 8, "gradient_steps": 2, "hidden_sizes": [64, 64], "entropy_fraction": 0.5,
@@ -64,8 +64,9 @@ def their_settings(cell):
     """Return a cell's settings as the programs in benchmarks/peers take them."""
     c = CELLS[cell]
     if c["peer"] == "DiscreteSAC":
-        kw = {name: value for name, value in c["kw"].items() if name != "entropy_fraction"}
-        kw["target_entropy"] = c["kw"]["entropy_fraction"] * math.log(c["n_actions"])
+        kw = dict(c["kw"])
+        fraction = kw.pop("entropy_fraction", None)  # None: the temperature stays at ent_coef
+        kw["target_entropy"] = None if fraction is None else fraction * math.log(c["n_actions"])
     else:
         policy = {"activation_fn": "relu", "net_arch": [256, 256], "n_quantiles": c["n_quantiles"]}
         kw = {**c["kw"], "policy_kwargs": policy}

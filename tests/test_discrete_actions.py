@@ -1,5 +1,6 @@
 """The cells of benchmarks/discrete_actions.py."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -8,12 +9,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import discrete_actions
-from rlox.config import tuned
+from rlox.config import SACConfig, tuned
 
 NAMES = {"buffer_size": "size", "target_update_interval": "target_update_freq"}  # theirs -> ours
 
 
-@pytest.mark.parametrize("cell", discrete_actions.CELLS)
+QR_DQN = [cell for cell in discrete_actions.CELLS if cell.startswith("qr_dqn-")]
+SAC = [cell for cell in discrete_actions.CELLS if cell.startswith("sac-")]
+
+
+@pytest.mark.parametrize("cell", QR_DQN)
 def test_both_sides_have_the_same_settings(cell):
     theirs, ours = discrete_actions.their_settings(cell), tuned(*cell.split("-", 1))
     values = {**ours["algo"], **ours["buffer"]}
@@ -27,3 +32,21 @@ def test_both_sides_have_the_same_settings(cell):
     assert theirs["steps"] == ours["total_timesteps"]
     assert values["adam_eps"] == 0.01 / theirs["kw"]["batch_size"]  # sb3-contrib's own default
     assert f"total_timesteps={theirs['steps']}" in discrete_actions.our_words(cell)
+
+
+@pytest.mark.parametrize("cell", SAC)
+def test_both_sides_of_discrete_sac_have_the_same_settings(cell):
+    theirs, ours = discrete_actions.their_settings(cell), tuned(*cell.split("-", 1))
+    values = {**SACConfig(**ours["algo"]).to_dict(), "buffer_size": ours["buffer"]["size"]}
+    values |= {"n_step": ours["buffer"].get("n_step", 1)}
+    wanted = None
+    if values["auto_entropy"]:
+        wanted = pytest.approx(
+            values["entropy_fraction"] * math.log({"CartPole-v1": 2, "LunarLander-v3": 4}[theirs["env"]])
+        )
+    for name, value in theirs["kw"].items():
+        assert value == (wanted if name == "target_entropy" else values[name]), name
+    assert (theirs["steps"], theirs["n_envs"]) == (ours["total_timesteps"], ours["env"]["n_envs"])
+    # tianshou has no other values of these.
+    assert (values["n_critics"], values["policy_value"], values["max_grad_norm"]) == (2, "min", None)
+    assert (values["adam_beta1"], values["weight_decay"], values["activation"]) == (0.9, 0.0, "relu")
