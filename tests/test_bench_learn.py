@@ -187,6 +187,18 @@ def test_recorded_curves_of_sb3(before, tmp_path):
     assert "must be of about as many steps as ours (40,000), got 12,800" in longer.stderr
 
 
+def test_recorded_curves_name_their_trainer(tmp_path):
+    from rlox_cli.bench.sb3 import read_curves
+    from rlox_cli.config.compose import compose_jobs
+
+    (job,) = compose_jobs([], ["algo=ppo", "env=CartPole-v1", "total_timesteps=12_800"])
+    rows = [{"step": 12800, "mean": 20.0, "std": 1.0, "cpu_s": 1.0}]
+    for seed, named in ((100, {"peer": "tianshou 2.0.1"}), (101, {"sb3": "2.9.9"})):
+        (tmp_path / f"ppo-s{seed}.json").write_text(json.dumps({**named, "evaluations": rows}))
+    assert read_curves(tmp_path, "ppo", job, [100]) == ("tianshou 2.0.1", {100: rows})
+    assert read_curves(tmp_path, "ppo", job, [101])[0] == "Stable-Baselines3 2.9.9"
+
+
 def test_a_reference_does_not_judge_another_task(before):
     folder, _ = before
     done = learn(*SHORT, "--seeds", 8, "--runs", folder / "runs")
