@@ -10,8 +10,8 @@ A cell is an algorithm and an environment; the folder discrete_actions contains 
 is that of ``rlox bench learn``: 20 deterministic episodes of one fresh environment seeded 10,000 + seed, at ten points
 and at the end; ``cpu_s`` are CPU seconds of training alone, on one thread.
 
-Both sides of QR-DQN have rl-zoo3's tuned settings; those of discrete SAC were chosen with rlox on seeds 0 to 4. One
-training with tianshou needs ``pip install tianshou "gymnasium[box2d]"``.
+Both sides of QR-DQN have rl-zoo3's tuned settings. Those of discrete SAC are not tuned: rlox's defaults, with smaller
+networks, larger steps and fewer updates. Its peer needs ``pip install tianshou "gymnasium[box2d]"``.
 """
 
 import json
@@ -84,9 +84,16 @@ def their_settings(cell):
 
 
 def our_words(cell):
-    """Return a cell's settings as words of rlox's command line, which adds the tuned ones."""
+    """Return a cell's settings as words of rlox's command line, which adds the tuned ones of QR-DQN."""
     algo, env_id = cell.split("-", 1)
-    return [f"algo={algo}", f"env={env_id}", f"total_timesteps={CELLS[cell]['steps']}"]
+    c = CELLS[cell]
+    words = [f"algo={algo}", f"env={env_id}", f"total_timesteps={c['steps']}"]
+    if algo == "sac":
+        sections = {"buffer_size": "buffer.size", "n_step": "buffer.n_step"}
+        kw = {sections.get(name, f"algo.{name}"): value for name, value in c["kw"].items()}
+        kw |= {"algo.auto_entropy": "entropy_fraction" in c["kw"], "env.n_envs": c["n_envs"]}
+        words += ["tuned=off", *(f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in kw.items())]
+    return words
 
 
 def time_rlox(cell):

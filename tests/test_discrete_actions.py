@@ -9,7 +9,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import discrete_actions
-from rlox.config import SACConfig, tuned
+from rlox.config import tuned
+from rlox_cli.config.compose import compose_jobs
 
 NAMES = {"buffer_size": "size", "target_update_interval": "target_update_freq"}  # theirs -> ours
 
@@ -36,17 +37,15 @@ def test_both_sides_have_the_same_settings(cell):
 
 @pytest.mark.parametrize("cell", SAC)
 def test_both_sides_of_discrete_sac_have_the_same_settings(cell):
-    theirs, ours = discrete_actions.their_settings(cell), tuned(*cell.split("-", 1))
-    values = {**SACConfig(**ours["algo"]).to_dict(), "buffer_size": ours["buffer"]["size"]}
-    values |= {"n_step": ours["buffer"].get("n_step", 1)}
-    wanted = None
-    if values["auto_entropy"]:
-        wanted = pytest.approx(
-            values["entropy_fraction"] * math.log({"CartPole-v1": 2, "LunarLander-v3": 4}[theirs["env"]])
-        )
+    theirs = discrete_actions.their_settings(cell)
+    (job,) = compose_jobs([], discrete_actions.our_words(cell))
+    run, values = job.config, vars(job.config.algo)
+    n_actions = {"CartPole-v1": 2, "LunarLander-v3": 4}[theirs["env"]]
+    wanted = pytest.approx(values["entropy_fraction"] * math.log(n_actions)) if values["auto_entropy"] else None
+    memory = {"target_entropy": wanted, "buffer_size": run.buffer.size, "n_step": run.buffer.n_step}
     for name, value in theirs["kw"].items():
-        assert value == (wanted if name == "target_entropy" else values[name]), name
-    assert (theirs["steps"], theirs["n_envs"]) == (ours["total_timesteps"], ours["env"]["n_envs"])
+        assert value == (memory[name] if name in memory else values[name]), name
+    assert (theirs["env"], theirs["steps"], theirs["n_envs"]) == (run.env.id, run.total_timesteps, run.env.n_envs)
     # tianshou has no other values of these.
     assert (values["n_critics"], values["policy_value"], values["max_grad_norm"]) == (2, "min", None)
     assert (values["adam_beta1"], values["weight_decay"], values["activation"]) == (0.9, 0.0, "relu")
