@@ -217,7 +217,7 @@ def is_native_multi_agent(env: Any) -> bool:
 def is_multi_agent(env: Any) -> bool:
     """Return whether an id names an environment with several agents: ``pettingzoo:…``, a native id, or a user's tensor
     environment."""
-    if not isinstance(env, str):
+    if not isinstance(env, str) or env in native_ids():
         return False
     return env.startswith(ZOO) or env in tensor_table.REGISTERED_AGENTS or is_native_multi_agent(env)
 

@@ -197,7 +197,7 @@ def evaluate(
     rng = Rng(episodes.seed, Stream.EVALUATION)
     begin = partial(EpisodeActor, actor, rng=rng, deterministic=deterministic, transform=transform, explore=noise)
     plain = not (env_kwargs or wrappers) and episodes.render_mode is None
-    if table.is_only_on_device(env_id):
+    if isinstance(env_id, str) and env_id in table.VEC_ENVS and table.is_only_on_device(env_id):
         if not plain:
             raise ValueError(
                 f"evaluate: {env_id}, which only register_vec_env knows, has no pictures, env_kwargs or wrappers; "
@@ -236,7 +236,17 @@ def _play_vectorised(
     returns, lengths, n_cut = np.empty(n_episodes), np.empty(n_episodes, np.int64), 0
     for first in range(0, n_episodes, _SIDE_BY_SIDE):
         n = min(_SIDE_BY_SIDE, n_episodes - first)
-        env = _make_copies(episodes, first, n) if device is None else _make_on_device(episodes, first, n, device)
+        env: Any
+        if device is None:
+            env = make_vec_env(episodes.env_id, n, episodes.seed)
+            env.reset_all()
+            # The rows become the episodes first, first + 1, … of the single environment with this seed.
+            state = env.get_state()
+            state["keys"][:] = state["keys"][0]
+            state["episodes"][:] = np.arange(first, first + n)
+            env.set_state(state)
+        else:
+            env = _make_on_device(episodes, first, n, device)
         spec = env.spec
         obs, mask = env.reset_all(), env.action_masks()
         running, agent = np.ones(n, bool), begin(n)
@@ -258,23 +268,13 @@ def _play_vectorised(
             returns[at] = step["episode_return"][ended]
             lengths[at] = step["episode_length"][ended]
             running = running & ~ended
-        env.close()
+        if device is not None:
+            env.close()
     return returns, lengths, n_cut
 
 
-def _make_copies(episodes: Episodes, first: int, n: int) -> Any:
-    """Return copies that rlox steps on the host, whose next episodes are first, first + 1, … of the single environment
-    with this seed."""
-    env = make_vec_env(episodes.env_id, n, episodes.seed)
-    env.reset_all()
-    state = env.get_state()
-    state["keys"][:] = state["keys"][0]
-    state["episodes"][:] = np.arange(first, first + n)
-    env.set_state(state)
-    return env
-
-
 def _make_on_device(episodes: Episodes, first: int, n: int, device: str) -> Any:
+    """Return new copies of `register_vec_env` with the arrays of other environments."""
     from rlox.envs.tensor.adapters import ArrayVecEnv
 
     return ArrayVecEnv(table.VEC_ENVS[episodes.env_id](n, (episodes.seed + first) % 2**64, device))

@@ -26,9 +26,9 @@ REGISTERED_AGENTS: dict[str, Callable[[], TensorEnv]] = {}
 VEC_ENVS: dict[str, Callable[[int, int, str], Any]] = {}
 
 
-def is_only_on_device(env_id: object) -> bool:
+def is_only_on_device(env_id: str) -> bool:
     """Return whether `register_vec_env` alone knows an id, so that even an evaluation must create its copies there."""
-    if not isinstance(env_id, str) or env_id not in VEC_ENVS:
+    if env_id not in VEC_ENVS:
         return False
     import gymnasium
 
