@@ -139,6 +139,7 @@ class MAPPO(OnPolicyAlgorithm):
         ):
             if value:
                 raise ValueError(f"MAPPO: {name} must be {rule} with several agents, got {value}")
+        env: Any
         if options.device is None:
             env = make_multi_agent_env(self.env_id, n, self.seed, options.kwargs, options.workers)
         else:

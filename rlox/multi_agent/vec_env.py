@@ -111,7 +111,7 @@ def make_multi_agent_env(
     if env in REGISTERED_AGENTS and not workers and backend == "auto":
         from rlox.multi_agent.tensor import TensorMultiAgentVecEnv
 
-        return TensorMultiAgentVecEnv(env, n_envs, seed, kwargs)  # type: ignore[arg-type]  # an id
+        return TensorMultiAgentVecEnv(env, n_envs, seed, kwargs)
     if workers:
         from rlox.multi_agent.workers import ParallelPettingZooVecEnv
 

@@ -161,7 +161,7 @@ def test_several_agents_on_the_host_train_and_resume(settings, tmp_path):
     assert "a kernel on the CPU collects" in ours.backend.reason
     require_close(ours.train(160), theirs.train(160), rel=1e-2, abs=1e-3)
     ours.save(tmp_path / "a.safetensors")
-    loaded = rlox.MAPPO.from_checkpoint(tmp_path / "a.safetensors", env, device="cuda")
+    loaded = rlox.MAPPO.from_checkpoint(tmp_path / "a.safetensors", env, n_agents=3, device="cuda")
     assert differing(weights(loaded), weights(ours)) == []
     ours.train(160)
     loaded.train(160)

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import warnings
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 from device_counts import count_work
 from small_algorithms import LANGUAGE, OFFLINE, ONLINE, learner, make, of_sequences, off_policy
 
 from rlox.callbacks import Callback
-from rlox.gpu.numerics import set_numerics
+from rlox.gpu.numerics import DETERMINISTIC_WORKSPACES, WORKSPACE, set_numerics
 
 LIMITS = Path(__file__).parents[1] / "gpu/budgets.json"
 KINDS = ("launch", "h2d", "d2h", "sync")
@@ -127,7 +129,12 @@ def spent(name):
     """Return the work of the parts of a training, by part and kind."""
     base, _, kind = name.partition("-")
     settings, deterministic = KINDS_OF_TRAINING[kind], kind.endswith("deterministic")
-    with warnings.catch_warnings(), set_numerics("highest", deterministic):
+    workspace = {WORKSPACE: DETERMINISTIC_WORKSPACES[0]} if deterministic else {}
+    with (
+        warnings.catch_warnings(),
+        mock.patch.dict(os.environ, workspace),
+        set_numerics("highest", deterministic),
+    ):
         warnings.simplefilter("ignore", RuntimeWarning)  # more is planned than trained
         if base in OFFLINE:
             return spent_offline(base, settings)

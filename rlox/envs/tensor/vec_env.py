@@ -385,7 +385,9 @@ def make_on_device(
     """
     if isinstance(env, str) and env in VEC_ENVS:
         return VEC_ENVS[env](n, seed, str(device))
-    return TensorVecEnv(n, seed, create(env, **arguments) if arguments else env, device, compiled)
+    if isinstance(env, str) and arguments:
+        env = create(env, **arguments)
+    return TensorVecEnv(n, seed, env, device, compiled)
 
 
 class HostVecEnv(TensorVecEnv):
