@@ -12,7 +12,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.dqn": "b473e947851b2723 4493bd31855022f1",
     "rlox.algorithms.impala": "bf67fae77dc5a271 9e411baa377c369d",
     "rlox.algorithms.iql": "1b9dcbb9a814f20d 87b3437c8976ab91",
-    "rlox.algorithms.mappo": "559e40afc2bbc6a4 0219fe3cb97682a4",
+    "rlox.algorithms.mappo": "e5e37dc84b57d84f 922fb7ce906bf419",
     "rlox.algorithms.ppo": "ef7bfc8b18ca43a0 603d3c0cfd233c64",
     "rlox.algorithms.sac": "039fe6ddf6a91622 f89014c888135f9a",
     "rlox.algorithms.td3": "ae7632c9600589e4 e85a707629fb7cdf",
