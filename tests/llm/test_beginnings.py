@@ -9,6 +9,7 @@ import toy
 
 from rlox.llm import sampling
 from rlox.llm.models import language as models
+from rlox.llm.models import rows
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.tokens import Sequences
 
@@ -53,7 +54,7 @@ def test_a_cache_with_room_draws_the_same_completions(kind, monkeypatch):
     model = LanguageModel(toy.model(kind))
     drawn = []
     for long in (1, 100):
-        monkeypatch.setattr(sampling, "_LONG", long)
+        monkeypatch.setattr(rows, "LONG", long)
         drawn.append(sampling.sample(model, PROMPTS, sampling.Settings(max_new_tokens=20), n=6, seed=3))
     with_room, copied = drawn
     assert min(map(len, with_room.ids)) < 15  # some rows ended early
