@@ -20,7 +20,9 @@ def test_neither_a_step_nor_an_update_of_a_resident_training_waits_more_than_onc
             work = BUDGETS[name][part]
             assert work["sync"] <= 1, (name, part)
             assert work["h2d"] == 0, (name, part)
-    assert all(BUDGETS[name]["update"]["sync"] <= 1 for name in NAMES if not name.startswith(("dpo", "grpo", "online")))
+    updates = {name: BUDGETS[name]["update"] for name in NAMES if "update" in BUDGETS[name]}
+    sampled = ("dpo", "grpo", "online_dpo")  # these wait for tokens or for the reference, too
+    assert all(work["sync"] <= 1 for name, work in updates.items() if name not in sampled)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -279,8 +279,9 @@ IN_GRAPHS = {
 @pytest.mark.parametrize("bug", IN_GRAPHS, ids=lambda bug: bug.__name__)
 def test_a_bug_that_only_replays_show_is_noticed(bug, pretended, monkeypatch):
     bug(monkeypatch)
-    # With environments on the host, so that each rollout has new memory.
-    host = {"env_backend": "gymnasium"} if bug is read_the_first_batch_again else {}
+    # With environments on the host, so that each rollout has new memory, and moments that the host reads.
+    on_host = (read_the_first_batch_again, normalize_returns_by_numbers_of_the_host)
+    host = {"env_backend": "gymnasium"} if bug in on_host else {}
     with pytest.raises((AssertionError, RuntimeError)):
         require_same_with_and_without_graphs(IN_GRAPHS[bug], monkeypatch, **host)
 
