@@ -186,8 +186,8 @@ def find_reasons(name, choice, memory, masked):
         yield "the environment's actions must be continuous, got 4 discrete actions"
     elif masked and name not in FOLLOW_MASKS:
         yield f"the environment has action masks, which {name} does not use"
-    if device and name not in ("a2c", "ppo"):
-        yield "environments on a device are for PPO and A2C"
+    if device and name not in ("a2c", "mappo", "ppo"):
+        yield "environments on a device are for PPO, A2C and MAPPO"
     if memory and choice.with_memory:
         yield choice.with_memory
     if not memory and choice.without_memory:
@@ -275,7 +275,7 @@ SEVERAL = {
     "reward_fn": CHOICES["reward_fn"]._replace(alone="reward_fn must be None with several agents"),
     "normalisation": CHOICES["normalisation"]._replace(alone="normalize_obs must be false with several agents"),
     "frame stack": CHOICES["frame stack"]._replace(alone="env_wrappers must be empty with several agents"),
-    "tensors": Choice({"env_backend": "tensor"}, alone="only GridPursuit-v0 has a tensor version with several agents"),
+    "tensors": Choice({"env_backend": "tensor"}, alone="no tensor version with several agents"),
 }
 
 
