@@ -15,7 +15,7 @@ from rlox.collectors.base import Collector
 from rlox.collectors.rewards import RewardFn, reward_name, sign
 from rlox.collectors.rollout import Rollout
 from rlox.collectors.tensor_normalize import TensorNormalize
-from rlox.envs.registry import env_name, is_multi_agent
+from rlox.envs.registry import env_name
 from rlox.envs.tensor.table import TENSOR_AGENT_ENVS, tensor_agent_ids, tensor_env_ids
 from rlox.envs.tensor.vec_env import TensorVecEnv
 from rlox.nn.compiling import Compiled
@@ -183,7 +183,7 @@ class Seat:
 def find_resident_obstacle(algorithm: Any, reward_fn: RewardFn | None) -> str | None:
     """Return why the environments of `algorithm` cannot live on a device; None if they can."""
     options, env = algorithm.env_options, algorithm.env_id
-    several = algorithm.Config.several_agents and is_multi_agent(env)
+    several = getattr(algorithm, "several", False)
     known = tensor_agent_ids() if several else tensor_env_ids()
     if not isinstance(env, str) or env not in known:
         which = " with several agents" if several else ""
