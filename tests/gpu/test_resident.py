@@ -54,7 +54,7 @@ def test_a_training_equals_that_with_tensors_on_the_cpu(cls, env, settings):
         assert metrics[name] == pytest.approx(expected[name], rel=1e-2, abs=1e-4)
 
 
-@pytest.mark.parametrize(("cls", "env", "settings"), [*CASES[1:3], CASES[-1]])
+@pytest.mark.parametrize(("cls", "env", "settings"), CASES[1:3])
 def test_an_interrupted_training_continues_exactly(cls, env, settings, tmp_path):
     n = 48 * (N_EAGER + 3)
     whole, half = make(cls, env, **settings), make(cls, env, **settings)
