@@ -53,6 +53,7 @@ _VALUES = (
     "rlox.nn.actors",
     "rlox.nn.critics.ensemble",
     "rlox.nn.critics.heads",
+    "rlox.nn.critics.layers",
     "rlox.nn.critics.losses",
     "rlox.nn.critics.norms",
     "rlox.nn.value_distributions",

@@ -29,6 +29,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.batch": "022371a92d9a423a 66e76ab9ad2127c8",
     "rlox.nn.critics.ensemble": "8f197c373cdce230 513564628a804d6e",
     "rlox.nn.critics.heads": "c1a5b3e8a23747ea 95e311a461caa410",
+    "rlox.nn.critics.layers": "0d19c7a7d58ce18d 5020f22b9ac484ca",
     "rlox.nn.critics.losses": "f36fbaffc0b10418 74f8d7428700cb59",
     "rlox.nn.critics.norms": "7ba86a9415df45cd 2ad88e53947dc209",
     "rlox.nn.losses": "f92040f47f540273 a1101daad75cda14",
