@@ -8,7 +8,7 @@ from outside_buffer import NewestBuffer, NewestConfig
 from torch import nn
 
 from rlox import DQN
-from rlox.buffers import register_buffer
+from rlox.buffers import register_buffer, table
 from rlox.collectors import ReplayCollector
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.nn.actors import QPolicy
@@ -158,11 +158,12 @@ def test_both_backends_learn_the_same():
         torch.testing.assert_close(value, pytorch.policy.state_dict()[name], rtol=1e-3, atol=1e-4)
 
 
-def test_a_memory_without_masks_is_refused_before_the_run():
+def test_a_memory_without_masks_is_refused_before_the_run(monkeypatch):
     with pytest.raises(ValueError, match="buffer must have mask_dim=3, because the environment has masks of 3 actions"):
         DQN(Short, buffer=ReplayBuffer(100, 7, 1))
     with pytest.raises(ValueError, match="buffer must have mask_dim=0, because the environment has no masks"):
         DQN("CartPole-v1", buffer=ReplayBuffer(100, 4, 1, mask_dim=2))
+    monkeypatch.setattr("rlox.buffers.table.BUFFERS", dict(table.BUFFERS))
     register_buffer("newest-unmasked", NewestBuffer, NewestConfig)
     with pytest.raises(ValueError, match=r"buffer must have mask_dim=3, .* got newest-unmasked with 0"):
         DQN(Short, buffer="newest-unmasked")
