@@ -29,7 +29,7 @@ TRAININGS = [
 ranks, lines = join(timeout_s=120), []
 for cls, env, settings in TRAININGS:
     algorithm = cls(env, **settings)
-    algorithm.train(96)
+    algorithm.train(48 if cls in (rlox.SAC, rlox.DQN) else 96)
     weights = algorithm._checkpoint().tensors["policy"]
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(x).tobytes() for x in weights.values())).hexdigest()
     lines.append(f"{cls.__name__} {algorithm.device} {algorithm.counters.updates > 0} {digest[:12]}")

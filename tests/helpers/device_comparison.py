@@ -70,7 +70,7 @@ def require_same_with_and_without_graphs(name, monkeypatch, **settings):
         monkeypatch.setattr(graphs, "N_EAGER", n_eager)
         algorithm = (learner if name in OFFLINE else make)(name, device="cuda", **settings)
         assert algorithm.backend.captures
-        length = 16 if name in OFFLINE else 72 if of_sequences(name) else 168 if off_policy(name) else 10 * 64
+        length = 16 if name in OFFLINE else 72 if of_sequences(name) else 168 if off_policy(name) else 6 * 64
         metrics.append(algorithm.train(length))
         trained.append(weights(algorithm))
     require_close(*metrics, rel=1e-4, abs=1e-5)
