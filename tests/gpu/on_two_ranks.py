@@ -21,7 +21,6 @@ SMALL = {"n_envs": 4, "hidden_sizes": [8], "seed": 1, "device": "cuda"}
 REPLAY = {**SMALL, "batch_size": 8, "learning_starts": 20, "buffer_size": 500}
 TRAININGS = [
     (rlox.PPO, "CartPole-v1", {**SMALL, "n_steps": 16, "batch_size": 16, "normalize_obs": True, "target_kl": 0.05}),
-    (rlox.A2C, "CartPole-v1", {**SMALL, "n_steps": 8, "normalize_advantages": True}),
     (rlox.SAC, "Pendulum-v1", REPLAY),
     (rlox.DQN, "CartPole-v1", {**REPLAY, "prioritized": True}),
 ]

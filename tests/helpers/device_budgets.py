@@ -159,8 +159,8 @@ KINDS_OF_TRAINING = {
 }
 OTHERS = [
     *("mappo-host", "mappo-agents", "mappo-agents-value-norm", "mappo-agents-bfloat16", "mappo-agents-deterministic"),
-    *(f"{name}-bfloat16" for name in ("a2c", "appo", "dqn", "ppo", "sac", "td3")),
-    *(f"{name}-deterministic" for name in ("a2c", "appo", "dqn", "ppo", "sac", "td3", "iql")),
+    *(f"{name}-bfloat16" for name in ("appo", "dqn", "ppo", "sac")),
+    *(f"{name}-deterministic" for name in ("dqn", "ppo", "sac", "iql")),
 ]
 SAMPLING = "sampling"
 NAMES = [*ONLINE, *OFFLINE, *LANGUAGE, *OTHERS, SAMPLING]
