@@ -98,6 +98,7 @@ def keep_freed() -> None:
     """Let the C library keep 256 MiB of freed memory for later, instead of returning it to the system.
 
     A training creates tensors of the same few megabytes at each update. Memory that was returned comes back page by page,
-    which costs 6 of 33 ms of an update of two critics with 512-512 units on an AMD EPYC. Only glibc can be told so.
+    which costs 6 of 33 ms of an update of two critics with 512-512 units on an AMD EPYC. Only glibc has this
+    setting.
     """
     rlox_keep_freed()

@@ -9,7 +9,7 @@ cimport numpy as cnp
 from libc.string cimport memcpy
 
 from rlox.kernels.nn.layers cimport (
-    PAD, RLOX_BIAS, RLOX_BIAS_RELU, RLOX_STORE, given, rlox_gemm, rlox_pack, rlox_pack_transposed,
+    RLOX_BIAS, RLOX_BIAS_RELU, RLOX_STORE, given, padded, rlox_gemm, rlox_pack, rlox_pack_transposed,
 )
 from rlox.kernels.types cimport f32
 
@@ -52,10 +52,6 @@ cdef extern from *:
     }
     """
     void rlox_before_relu(const f32*, const f32*, Py_ssize_t, Py_ssize_t, f32*, double*, f32*, f32*) noexcept nogil
-
-
-cdef inline Py_ssize_t padded(Py_ssize_t n) noexcept nogil:
-    return (n + PAD - 1) // PAD * PAD
 
 
 cdef void multiply(Py_ssize_t rows, Py_ssize_t n, Py_ssize_t k_size, const f32* a, Py_ssize_t a_row, Py_ssize_t a_col,

@@ -406,7 +406,7 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
     for case in cases:
         if case not in CASES:
             raise UsageError(f"case must be one of {', '.join(CASES)}, got {case!r}")
-    lacking = _WATCHED if sys.platform == "win32" else ()  # Windows does not tell the CPU time of children
+    lacking = _WATCHED if sys.platform == "win32" else ()  # Windows does not report the CPU time of children
     for case in {*cases} & {*lacking}:
         raise UsageError(f"rlox bench train {case}: this case needs Linux or macOS, got Windows; leave it out")
     cases = cases or [case for case in CASES if CASES[case].task is None and case not in lacking]
