@@ -46,7 +46,7 @@ def _find_obstacle(algorithm: Any, config: BufferConfig) -> str | None:
     if algorithm.device == "cpu":
         return "the learner runs on the CPU"
     if algorithm.normalizer is not None:
-        return "the host normalises observations"
+        return "the host normalises observations or rewards"
     if algorithm._dataset is not None:
         return "a dataset on the host is mixed into the batches"
     if algorithm.ranks.joined:

@@ -129,6 +129,12 @@ def test_learns_from_its_memory_and_a_dataset_together():
     assert np.isfinite(sac.train(56)["q_loss"])
 
 
+def narrow(name):
+    """The settings of a preset of SAC, with small layers and without its number of updates."""
+    chosen = {**rlox.preset(name), "gradient_steps": 1, "hidden_sizes": [16, 16], "critic_hidden_sizes": [24, 24]}
+    return {key: value for key, value in chosen.items() if key != "n_envs"}
+
+
 SETTINGS = [
     ("ppo", {"normalize_obs": True, "normalize_rewards": True, "target_kl": 0.05}),
     ("ppo", {"clip_eps_schedule": "linear", "learning_rate_schedule": "linear", "clip_vf": 0.2}),
@@ -136,10 +142,11 @@ SETTINGS = [
     ("dqn", {"prioritized": True, "n_step": 3, "dueling": True}),
     ("td3", {"normalize_obs": True, "exploration_noise": 0.1, "learning_rate_schedule": "linear"}),
     ("sac", {"prioritized": True, "learning_rate_schedule": "linear"}),
+    *(("sac", narrow(name)) for name in ("crossq", "xqc", "redq", "tqc")),
 ]
 
 
-@pytest.mark.parametrize(("name", "settings"), SETTINGS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+@pytest.mark.parametrize(("name", "settings"), SETTINGS, ids=lambda x: x if isinstance(x, str) else "-".join([*x][:4]))
 def test_options_work_as_on_the_cpu(name, settings):
     known = resolve(ALGORITHMS[name].config).__dataclass_fields__
     settings = {key: value for key, value in settings.items() if key in known or key in ("prioritized", "n_step")}

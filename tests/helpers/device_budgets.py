@@ -21,6 +21,7 @@ from unittest import mock
 from device_counts import count_work
 from small_algorithms import LANGUAGE, OFFLINE, ONLINE, learner, make, of_sequences, off_policy
 
+from rlox import preset
 from rlox.callbacks import Callback
 from rlox.gpu.numerics import DETERMINISTIC_WORKSPACES, WORKSPACE, set_numerics
 
@@ -156,11 +157,14 @@ KINDS_OF_TRAINING = {
     "agents-value-norm": {**PURSUIT, "value_norm": True, "share_parameters": False},
     "agents-bfloat16": {**PURSUIT, "precision": "bfloat16"},
     "agents-deterministic": PURSUIT,
+    "crossq": preset("crossq"),
+    "xqc": preset("xqc"),
 }
 OTHERS = [
     *("mappo-host", "mappo-agents", "mappo-agents-value-norm", "mappo-agents-bfloat16", "mappo-agents-deterministic"),
     *(f"{name}-bfloat16" for name in ("appo", "dqn", "ppo", "sac")),
     *(f"{name}-deterministic" for name in ("dqn", "ppo", "sac", "iql")),
+    *("sac-crossq", "sac-xqc"),
 ]
 SAMPLING = "sampling"
 NAMES = [*ONLINE, *OFFLINE, *LANGUAGE, *OTHERS, SAMPLING]
