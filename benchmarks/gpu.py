@@ -3,6 +3,7 @@
 usage: gpu.py steps        [--n-envs 4096 16384 65536] [--compile]   PPO on CartPole-v1, 4 epochs and 1
        gpu.py time-to-475  [--n-envs 4096] [--seeds 0 … 9]           seconds until N episodes have a mean of 475
        gpu.py crossover    [--n-envs 8 … 2048] [--units 64 256]      PPO by kernels on the CPU, and on the GPU
+       gpu.py mappo        [--n-envs 1024 4096] [--compile]          MAPPO on GridPursuit-v0, three agents
        gpu.py sac          [--units 256 1024] [--systems rlox sb3]   SAC on HalfCheetah-v5, one update per step
        gpu.py update-error                                           weights after one update, against the CPU's
        gpu.py resume                                                 2N steps against N, a checkpoint, and N more
@@ -32,7 +33,7 @@ import numpy as np
 import torch
 
 import rlox
-from rlox.algorithms import PPO, SAC
+from rlox.algorithms import MAPPO, PPO, SAC
 from rlox.callbacks import Callback
 from rlox.checkpoint import load_checkpoint, versions
 from rlox_cli.bench.machine import provenance
@@ -208,6 +209,29 @@ def crossover(args: argparse.Namespace) -> Iterator[Row]:
             auto.close()
 
 
+def mappo(args: argparse.Namespace) -> Iterator[Row]:
+    """Yield environment steps per second of MAPPO on GridPursuit-v0, on the device and by the CPU's kernels."""
+    for n_envs in args.n_envs or (1024, 4096):
+        for compiled in (False, True) if args.compile else (False,):
+            placed = {**where(args.device), "compile": compiled}
+            yield {"n_envs": n_envs, "compile": compiled, **_measure_mappo(n_envs, placed, args.seconds, WARM_UP)}
+        native = {"device": "cpu", "backend": "native"}
+        yield {"n_envs": n_envs, "kernels": True, **_measure_mappo(n_envs, native, args.seconds, warm_up=1)}
+
+
+def _measure_mappo(n_envs: int, placed: dict[str, Any], seconds: float, warm_up: int) -> Row:
+    speed = Speed(placed["device"], seconds, warm_up)
+    n_steps, n_agents = 32, 3
+    batch_size = max(2, n_envs * n_steps * n_agents // MINIBATCHES)
+    algorithm = MAPPO(
+        "GridPursuit-v0", n_envs=n_envs, seed=0, n_steps=n_steps, batch_size=batch_size, callbacks=[speed], **placed
+    )
+    algorithm.train(10**12)
+    algorithm.close()
+    torch.compiler.reset()
+    return {"units": algorithm.config.hidden_sizes[0], "n_epochs": algorithm.config.n_epochs, **speed.row()}
+
+
 def sac(args: argparse.Namespace) -> Iterator[Row]:
     """Yield environment steps per second of SAC on HalfCheetah-v5, with one environment and an update per step."""
     for units in args.units or (256, 1024):
@@ -341,6 +365,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "steps": steps,
     "time-to-475": time_to_475,
     "crossover": crossover,
+    "mappo": mappo,
     "sac": sac,
     "update-error": update_error,
     "resume": resume,
