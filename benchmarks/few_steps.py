@@ -25,7 +25,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ENVS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
-PRESETS = ("sac", "crossq", "xqc", "droq", "redq", "tqc")
+PRESETS = ("sac", "crossq", "xqc", "flashsac", "droq", "redq", "tqc")
 STEPS, RANDOM_STEPS, SHORT = 100_000, 5000, 6000
 CELLS = [f"{preset}-{env_id}" for preset in PRESETS for env_id in ENVS]
 # Peers' settings by their names.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,12 +44,11 @@ class ActorCriticAlgorithm(OffPolicyAlgorithm):
 
     def _make_net(self, rng: Rng) -> nn.Module | None:
         c, spec, kind = self.config, self.spec, self.Policy
-        if c.actor_norm == "none" or kind is None:
+        if kind is None or (c.actor_norm == "none" and not c.residual_blocks):
             return None
-        from rlox.nn.critics.norms import normed_mlp
+        from rlox.nn.critics.blocks import make_net
 
-        sizes = [spec.obs_dim, *c.hidden_sizes, kind.outputs_per_action * spec.act_dim]
-        return normed_mlp(sizes, c.activation, c.actor_norm, c.norm_after, rng)
+        return make_net(c, spec.obs_dim, kind.outputs_per_action * spec.act_dim, rng)
 
     def _make_critics(self, rng: Rng) -> None:
         """Create critics and, unless it is switched off, their target network; checkpoints store both.
@@ -92,7 +90,7 @@ class ActorCriticAlgorithm(OffPolicyAlgorithm):
             head = QuantileHead(c.n_quantiles, c.drop_quantiles)
         widths = c.hidden_sizes if c.critic_hidden_sizes is None else c.critic_hidden_sizes
         sizes = (spec.obs_dim, spec.act_dim, widths, c.activation, rng, c.n_critics)
-        return CriticEnsemble(*sizes, head, c.critic_norm, c.norm_after, dropout)
+        return CriticEnsemble(*sizes, head, c.critic_norm, c.norm_after, dropout, c.residual_blocks)
 
     def adam(self, block: str, parameters: Iterable[nn.Parameter]) -> FlatOptimizer | NativeAdam:
         if self.backend == "native":
@@ -124,10 +122,16 @@ class ActorCriticAlgorithm(OffPolicyAlgorithm):
         (policy, critics), c = super()._network_sizes(), self.config
         if c.find_torch_option() is None:
             return policy, critics
-        hidden = c.hidden_sizes if c.critic_hidden_sizes is None else c.critic_hidden_sizes
+        from rlox.nn.critics.blocks import count_parameters, layer_sizes
+
         n_outputs = {"mean": 1, "categorical": c.n_bins, "quantile": c.n_quantiles}[c.critic_head]
-        widths = [self.spec.obs_dim + self.spec.act_dim, *hidden, n_outputs]
-        return policy, c.n_critics * sum((n_in + 1) * n_out for n_in, n_out in pairwise(widths))
+        n_in, n_actions, n_blocks = self.spec.obs_dim, self.spec.act_dim, c.residual_blocks
+        if n_blocks:
+            assert self.Policy is not None
+            n_actor_outputs = self.Policy.outputs_per_action * n_actions
+            policy = count_parameters(layer_sizes(n_in, c.hidden_sizes, n_blocks, n_actor_outputs))
+        critic = count_parameters(layer_sizes(n_in + n_actions, c.critic_widths, n_blocks, n_outputs))
+        return policy, c.n_critics * critic
 
     # ---- parts of an update
 

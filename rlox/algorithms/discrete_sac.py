@@ -8,8 +8,6 @@ logarithm; time limits bootstrap and are not terminations.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import nn
 
@@ -18,9 +16,10 @@ from rlox.checkpoint.counters import follow_schedule
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import CategoricalPolicy
 from rlox.nn.batch import TransitionBatch
+from rlox.nn.critics.blocks import count_parameters, layer_sizes, make_net
 from rlox.nn.critics.discrete import ActionCritics, action_critic_loss, expected_policy_loss, log_probabilities
 from rlox.nn.critics.ensemble import CriticEnsemble, Dropout, draw_critics, follow_critics_
-from rlox.nn.critics.norms import batch_statistics, normed_mlp, scale_units_
+from rlox.nn.critics.norms import batch_statistics, scale_units_
 
 
 class DiscreteSAC(SAC):
@@ -52,12 +51,14 @@ class DiscreteSAC(SAC):
         for name, holds, rule in (
             ("critic_head", c.critic_head == "mean", "be mean with discrete actions, whose critics predict means"),
             ("exploration_noise", c.exploration_noise == 0, "be 0 with discrete actions, which the policy samples"),
+            ("hold_noise", c.hold_noise < 2, "be 0 with discrete actions"),
             (
                 "entropy_per_action",
                 c.entropy_per_action == type(c).entropy_per_action,
                 "be left out with discrete actions, for which entropy_fraction sets the entropy",
             ),
             ("actor_norm", c.actor_norm == "none" or not image, "be none for images"),
+            ("residual_blocks", c.residual_blocks == 0 or not image, "be 0 for images"),
             ("unit_norm", not c.unit_norm or not image, "be false for images, whose convolutions it would not scale"),
         ):
             if not holds:
@@ -73,10 +74,8 @@ class DiscreteSAC(SAC):
 
     def _network_sizes(self) -> tuple[int, int]:
         c, body = self.config, self.policy.body
-        features = [self.spec.obs_dim] if body is None else [512]
-        widths = c.hidden_sizes if c.critic_hidden_sizes is None else c.critic_hidden_sizes
-        layers = pairwise([*features, *widths, self.spec.n_actions])
-        own = sum((n_in + 1) * n_out for n_in, n_out in layers)
+        n_features = self.spec.obs_dim if body is None else 512
+        own = count_parameters(layer_sizes(n_features, c.critic_widths, c.residual_blocks, self.spec.n_actions))
         convolutions = 0 if body is None else sum(p.numel() for p in body.parameters())
         return sum(p.numel() for p in self.policy.parameters()), c.n_critics * (own + convolutions)
 
@@ -84,10 +83,7 @@ class DiscreteSAC(SAC):
         c, spec, where = self.config, self.spec, type(self).__name__
         obs = spec.obs_shape if spec.image else spec.obs_dim
         if policy is None:
-            net = None
-            if c.actor_norm != "none":
-                sizes = [spec.obs_dim, *c.hidden_sizes, spec.n_actions]
-                net = normed_mlp(sizes, c.activation, c.actor_norm, c.norm_after, rng)
+            net = make_net(c, spec.obs_dim, spec.n_actions, rng)
             policy = CategoricalPolicy(obs, spec.n_actions, c.hidden_sizes, c.activation, rng, net)
         elif not isinstance(policy, nn.Module):
             raise TypeError(f"{where}: policy must be a torch.nn.Module, got {type(policy).__name__}")
@@ -104,13 +100,14 @@ class DiscreteSAC(SAC):
         return ActionCritics(
             spec.obs_shape if spec.image else spec.obs_dim,
             spec.n_actions,
-            c.hidden_sizes if c.critic_hidden_sizes is None else c.critic_hidden_sizes,
+            c.critic_widths,
             c.activation,
             rng,
             c.n_critics,
             c.critic_norm,
             c.norm_after,
             dropout,
+            c.residual_blocks,
         )
 
     # ---- updates

@@ -59,12 +59,54 @@ class ActionNoise:
         ValueError
             If it has the wrong shape or type, or is not finite.
         """
-        for name, own in self.state().items():
-            saved = state.get(name)
-            if saved is None or (saved.shape, saved.dtype) != (own.shape, own.dtype) or not np.isfinite(saved).all():
-                got = "none" if saved is None else f"{saved.shape} of {saved.dtype}"
-                raise ValueError(
-                    f"{type(self).__name__}.set_state: {name} must be a finite array {own.shape} of {own.dtype}, "
-                    f"got {got}"
-                )
+        _require_state(self, state)
         self._z, self._starts = state["z"].copy(), state["starts"].copy()
+
+
+class HeldNoise:
+    """Noise of a policy that stays the same for several steps, as in FlashSAC (arXiv:2604.04539).
+
+    In each environment, noise is held for n steps with a probability in proportion to 1 / n², for n up to a limit. It
+    is also held when an episode ends.
+
+    Parameters
+    ----------
+    n_envs, size : int
+        Environments N, and numbers A of a policy's noise for each.
+    most : int
+        Most steps for which noise is held.
+    """
+
+    def __init__(self, n_envs: int, size: int, most: int):
+        shares = np.cumsum(np.arange(1, most + 1, dtype=np.float64) ** -2.0)
+        self._below = shares[:-1] / shares[-1]  # probabilities that noise is held for at most 1, 2, … steps
+        self._noise = np.zeros((n_envs, size), np.float32)
+        self._left = np.zeros(n_envs, np.int64)  # steps for which the noise is still held
+
+    def hold(self, fresh: np.ndarray, rng: Rng) -> np.ndarray:
+        """Return the noise (N, A) f32 of the next step: that of the last step, or `fresh` noise where this ended."""
+        steps = 1 + np.searchsorted(self._below, rng.uniform(self._left.shape, dtype=np.float64), side="right")
+        ends = self._left == 0
+        self._noise = np.where(ends[:, None], fresh, self._noise)
+        self._left = np.where(ends, steps, self._left) - 1
+        return self._noise
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the noise (N, A), and the steps for which it is still held (N,)."""
+        return {"noise": self._noise, "left": self._left}
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Continue from a state that `state` returned. Raises the errors of `ActionNoise.set_state`."""
+        _require_state(self, state)
+        self._noise, self._left = state["noise"].copy(), state["left"].copy()
+
+
+def _require_state(noise: ActionNoise | HeldNoise, state: dict[str, np.ndarray]) -> None:
+    """Raise ValueError unless `state` has the finite arrays of ``noise.state()``."""
+    for name, own in noise.state().items():
+        saved = state.get(name)
+        if saved is None or (saved.shape, saved.dtype) != (own.shape, own.dtype) or not np.isfinite(saved).all():
+            got = "none" if saved is None else f"{saved.shape} of {saved.dtype}"
+            raise ValueError(
+                f"{type(noise).__name__}.set_state: {name} must be a finite array {own.shape} of {own.dtype}, got {got}"
+            )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.collectors.base import Collector
-from rlox.collectors.exploration import ActionNoise
+from rlox.collectors.exploration import ActionNoise, HeldNoise
 from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.config import RemoteConfig
@@ -58,6 +58,7 @@ class ReplayCollector(Collector):
         self._fed: tuple[Any, int | None] | None = None  # memory of the last step, and its n_pushed
         self.normalizer: VecNormalize | None = None  # normalises the policy's observations; updated in each step
         self.action_noise: ActionNoise | None = None  # added to the policy's actions, not to random ones
+        self.held_noise: HeldNoise | None = None  # holds the noise that the policy acts with
 
     @cached_property
     def _out(self) -> dict[str, np.ndarray]:
@@ -155,6 +156,11 @@ class ReplayCollector(Collector):
             self._refuse_numbers("observations", self._raw, self.env_steps)
         return returns, lengths
 
+    @property
+    def exploration(self) -> ActionNoise | HeldNoise | None:
+        """What explores in addition to the policy, and has a state of its own."""
+        return self.action_noise or self.held_noise
+
     def continue_in(self, buffer: Any) -> None:
         """Cut the memory's n-step returns, unless its newest transitions come from this collector's last step.
 
@@ -233,7 +239,8 @@ class ReplayCollector(Collector):
         if self._noise is None:
             self._noise = np.empty(actor.noise_shape(self.n_envs), np.float32)
         actor.fill_noise(self.rng, self._noise)
-        actions = actor.act(Inputs(obs, self._mask), self._noise)[0]
+        noise = self._noise if self.held_noise is None else self.held_noise.hold(self._noise, self.rng)
+        actions = actor.act(Inputs(obs, self._mask), noise)[0]
         if actions.shape != (self.n_envs, *self.spec.action_shape):
             self._refuse_action(actions)
         return actions

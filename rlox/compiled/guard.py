@@ -51,6 +51,7 @@ _ON_POLICY = (
 )
 _VALUES = (
     "rlox.nn.actors",
+    "rlox.nn.critics.blocks",
     "rlox.nn.critics.ensemble",
     "rlox.nn.critics.heads",
     "rlox.nn.critics.layers",

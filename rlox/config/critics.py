@@ -9,7 +9,7 @@ from rlox.config.base import LARGEST_COUNT, Config, _width_rules, bounds_rules
 
 NORMS = ("none", "layer", "batch", "batch_renorm")
 HEADS = ("mean", "categorical", "quantile")
-MOST_CRITICS, MOST_OUTPUTS = 100, 1001
+MOST_CRITICS, MOST_OUTPUTS, MOST_BLOCKS = 100, 1001, 100
 
 
 @dataclass
@@ -22,6 +22,9 @@ class CriticConfig(Config):
     policy_value: str = "min"  # what the policy climbs: min or mean of all critics' values
     critic_norm: str = "none"  # none, layer, batch, or batch_renorm: how the critics' hidden layers are normalised
     actor_norm: str = "none"  # the same for the policy
+    residual_blocks: int = (
+        0  # blocks of two layers, of 4 d and d units, of policy and critics; d: their only hidden size
+    )
     norm_after: bool = False  # normalise after the activation instead of before it
     dropout: float = 0.0  # probability with which an output of the critics' hidden layers is set to 0 in an update
     renorm_warmup: int = 100_000  # updates in which batch_renorm is batch
@@ -32,7 +35,7 @@ class CriticConfig(Config):
     n_quantiles: int = 25  # quantiles of critic_head=quantile
     drop_quantiles: int = 2  # largest quantiles that targets leave out, for each critic
     target_network: bool = True  # targets from a slow copy of the critics, which tau moves; false: from themselves
-    unit_norm: bool = False  # after each step, scale the weights of each unit to the norm 1
+    unit_norm: bool = False  # after each step, scale the weights of each unit to the norm 1, with blocks all norms, too
     actor_learning_rate: float | None = None  # step size of the policy at the start; null: learning_rate
     critic_learning_rate: float | None = None  # step size of the critics at the start; null: learning_rate
     learning_rate_end: float = 0.0  # part of each step size that is left at the end of its schedule
@@ -45,6 +48,11 @@ class CriticConfig(Config):
         if self.critic_hidden_sizes is not None:
             for _, holds, rule in _width_rules(self.critic_hidden_sizes):
                 yield "critic_hidden_sizes", holds, rule
+        blocks = self.residual_blocks
+        yield "residual_blocks", 0 <= blocks <= MOST_BLOCKS, f"be in [0, {MOST_BLOCKS}]"
+        for name, widths in (("hidden_sizes", self.hidden_sizes), ("critic_hidden_sizes", self.critic_hidden_sizes)):
+            one = blocks == 0 or widths is None or len(widths) == 1
+            yield name, one, f"be one width with residual_blocks={blocks}"
         n = self.n_critics
         yield "n_critics", 1 <= n <= MOST_CRITICS, f"be in [1, {MOST_CRITICS}]"
         some = self.n_target_critics
@@ -73,6 +81,11 @@ class CriticConfig(Config):
         changed = (item.name for item in fields(CriticConfig) if getattr(self, item.name) != item.default)
         name = next(changed, None)
         return None if name is None else f"{name}={getattr(self, name)}"
+
+    @property
+    def critic_widths(self) -> list[int]:
+        """Units per hidden layer of the critics."""
+        return self.hidden_sizes if self.critic_hidden_sizes is None else self.critic_hidden_sizes
 
     @property
     def uses_batch_statistics(self) -> bool:

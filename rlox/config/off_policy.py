@@ -30,6 +30,8 @@ from rlox.config.base import (
 )
 from rlox.config.critics import CriticConfig
 
+MOST_HELD = 10_000  # steps for which noise can be held
+
 # Of algorithms whose agents have no memory.
 SINGLE_TRANSITIONS = lack_memory(
     "an update learns from single transitions, without the steps before them that a memory would have seen"
@@ -230,12 +232,17 @@ class SACConfig(EntropyConfig, TwinCriticConfig):
 
     learning_rate: float = searched(3e-4, LEARNING_RATES)  # step size of policy, critics and temperature at the start
     policy_delay: int = 1  # critic updates per update of policy and temperature
+    hold_noise: int = (
+        0  # most steps for which the policy's noise stays the same, n of them in proportion to 1/n²; 0: off
+    )
     entropy_per_action: float = -1.0  # nats per component of an action, of target_entropy=null
     entropy_fraction: float = 0.5  # with discrete actions, part of the largest entropy, for target_entropy=null
 
     def rules(self):
         yield from super().rules()
         yield "policy_delay", self.policy_delay >= 1, "be >= 1"
+        yield "hold_noise", 0 <= self.hold_noise <= MOST_HELD, f"be in [0, {MOST_HELD:,}]"
+        yield "hold_noise", self.hold_noise < 2 or self.exploration_noise == 0, "be 0 if exploration_noise is above 0"
         yield "entropy_per_action", math.isfinite(self.entropy_per_action), "be finite"
         yield "entropy_fraction", 0 <= self.entropy_fraction <= 1, "be in [0, 1]"
 

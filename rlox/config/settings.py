@@ -13,8 +13,8 @@ def preset(name: str) -> dict[str, Any]:
     Parameters
     ----------
     name : str
-        As after ``algo=``: ``crossq``, ``xqc``, ``droq``, ``redq`` and ``tqc`` of SAC, and others; ``rlox ls algos``
-        lists them with their algorithms.
+        As after ``algo=``: ``crossq``, ``xqc``, ``flashsac``, ``droq``, ``redq`` and ``tqc`` of SAC, and others;
+        ``rlox ls algos`` lists them with their algorithms.
 
     Returns
     -------

@@ -8,6 +8,7 @@ from torch import nn
 
 from rlox.exporting.graph import Graph, Value
 from rlox.nn.critics import norms
+from rlox.nn.critics.blocks import ResidualBlock
 from rlox.nn.memory import Memory, MemoryNetwork
 from rlox.nn.modules import copy_module, to_array
 from rlox.nn.value_networks import ValueNetwork
@@ -27,10 +28,11 @@ def add_network(graph: Graph, network: nn.Module, x: Value) -> Value:
     kind = type(network)
     if _has_hooks(network):
         return add_module(graph, network, x)
-    if kind is nn.Sequential:
+    if kind is nn.Sequential or kind is ResidualBlock:
+        inputs = x
         for layer in network:
             x = add_network(graph, layer, x)
-        return x
+        return x if kind is nn.Sequential else graph.arithmetic("add", inputs, x)
     if kind is nn.Linear and len(x.shape) == 1:
         return graph.linear(x, *arrays_of(network))
     if kind in _ACTIVATIONS:
@@ -46,6 +48,8 @@ def add_network(graph: Graph, network: nn.Module, x: Value) -> Value:
     if kind is norms.LayerNorm and network.scale.dim() == 2:
         scale, shift = (to_array(part).astype(np.float32)[0] for part in (network.scale, network.shift))
         return graph.layer_norm(x, scale, shift, 1e-5)
+    if kind is norms.RMSNorm and network.scale.dim() == 2:
+        return graph.rms_norm(x, to_array(network.scale).astype(np.float32)[0], norms.RMS_EPSILON)
     if kind is norms.BatchNorm and network.scale.dim() == 2:
         return _add_batch_norm(graph, network, x)
     if kind is nn.Conv2d and _is_plain(network):

@@ -282,6 +282,8 @@ class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
             return "observations are normalised" if self.config.normalize_obs else "rewards are normalised"
         if self.collector.action_noise is not None:
             return "Python adds the exploration noise"
+        if self.collector.held_noise is not None:
+            return "Python holds the exploration noise"
         config = self._memory.config
         if (type(self._memory.given) if config is None else buffer_class(config.name)) is not ReplayBuffer:
             return "the replay memory is not uniform"

@@ -332,12 +332,12 @@ class ReplayAgent(Agent):
         info["buffer"] = self._memory.describe()
         if self._dataset_id is not None:
             info["dataset"] = self._dataset_id
-        if self.collector.action_noise is not None:
-            tensors["action_noise"] = self.collector.action_noise.state()
+        if self.collector.exploration is not None:
+            tensors["action_noise"] = self.collector.exploration.state()
         return info, tensors
 
     def _state_of_rank(self) -> dict[str, dict[str, np.ndarray]]:
-        noise = self.collector.action_noise
+        noise = self.collector.exploration
         return {**super()._state_of_rank(), "action_noise": {} if noise is None else noise.state()}
 
     @classmethod
@@ -353,7 +353,7 @@ class ReplayAgent(Agent):
             )
         self._dataset_id = saved
         exact = super()._restore(checkpoint, same_env)
-        noise, saved_noise = self.collector.action_noise, checkpoint.tensors.get("action_noise")
+        noise, saved_noise = self.collector.exploration, checkpoint.tensors.get("action_noise")
         if exact and noise is not None and saved_noise is not None:
             noise.set_state(saved_noise)
         self._memory.restore(checkpoint, self.counters.env_steps, exact)

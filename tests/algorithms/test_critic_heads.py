@@ -132,11 +132,13 @@ SMALL = {"learning_starts": 20, "batch_size": 16, "buffer_size": 200, "seed": 1}
 NARROW = {"hidden_sizes": [8, 8]}
 
 
-@pytest.mark.parametrize("name", ["crossq", "droq", "redq", "tqc", "xqc"])
+@pytest.mark.parametrize("name", ["crossq", "droq", "flashsac", "redq", "tqc", "xqc"])
 def test_a_preset_learns_resumes_bit_for_bit_and_scores_the_same(name, tmp_path):
     options = {**preset(name), **SMALL, **NARROW}
     if "critic_hidden_sizes" in options:
         options["critic_hidden_sizes"] = [12, 8]
+    if "residual_blocks" in options:
+        options |= {"hidden_sizes": [8], "critic_hidden_sizes": [12]}
     if options.get("gradient_steps", 1) > 1:
         options |= {"gradient_steps": 4, "policy_delay": 4}
     whole = SAC("Pendulum-v1", **options)

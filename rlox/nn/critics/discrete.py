@@ -35,7 +35,7 @@ class ActionCritics(CriticEnsemble):
         Observation size D, or the shape of an image.
     n_actions : int
         Actions A.
-    hidden, activation, rng, n_critics, norm, norm_after, dropout
+    hidden, activation, rng, n_critics, norm, norm_after, dropout, n_blocks
         As in `CriticEnsemble`; `hidden` are the layers after the features of an image.
     """
 
@@ -50,6 +50,7 @@ class ActionCritics(CriticEnsemble):
         norm: str = "none",
         norm_after: bool = False,
         dropout: Dropout | None = None,
+        n_blocks: int = 0,
     ):
         rng, bodies = rng or rng_from_torch(), []
         if isinstance(obs_dim, int):
@@ -57,7 +58,7 @@ class ActionCritics(CriticEnsemble):
         else:
             made = [nature_cnn(tuple(obs_dim), False, rng) for _ in range(n_critics)]
             bodies, n_inputs = [body for body, _ in made], made[0][1]
-        options = (rng, n_critics, ActionValues(n_actions), norm, norm_after, dropout)
+        options = (rng, n_critics, ActionValues(n_actions), norm, norm_after, dropout, n_blocks)
         super().__init__(n_inputs, 0, hidden, activation, *options)  # there is no action among the inputs
         self.bodies = nn.ModuleList(bodies)
 

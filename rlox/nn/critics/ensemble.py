@@ -13,9 +13,18 @@ import torch
 from torch import nn
 
 from rlox.kernels.rng import Rng
+from rlox.nn.critics.blocks import layer_sizes, residual_weights
 from rlox.nn.critics.heads import Head, MeanHead
 from rlox.nn.critics.layers import linear
-from rlox.nn.critics.norms import Chosen, batch_statistics, choose, make_norm, scale_to_unit_
+from rlox.nn.critics.norms import (
+    Chosen,
+    RMSNorm,
+    batch_statistics,
+    choose,
+    make_norm,
+    scale_to_sphere_,
+    scale_to_unit_,
+)
 from rlox.nn.modules import mlp_weights
 from rlox.nn.policies import NetworkSpec
 
@@ -67,6 +76,10 @@ class CriticEnsemble(nn.Module):
         Normalise hidden layers after their activation instead of before it.
     dropout : Dropout, optional
         Applied to hidden layers before anything else, in training mode.
+    n_blocks : int
+        Residual blocks as in FlashSAC (arXiv:2604.04539), of which `hidden` is then the only width F: a linear layer to
+        F features, the blocks, each of which adds the outputs of two hidden layers of 4 F and F units, and a division
+        by the root mean square before the outputs. Weights start orthogonal and biases at 0. 0: hidden layers alone.
 
     Attributes
     ----------
@@ -86,6 +99,7 @@ class CriticEnsemble(nn.Module):
         norm: str = "none",
         norm_after: bool = False,
         dropout: Dropout | None = None,
+        n_blocks: int = 0,
     ):
         super().__init__()
         self.dropout = dropout
@@ -93,7 +107,11 @@ class CriticEnsemble(nn.Module):
         self.uses_batch = norm in ("batch", "batch_renorm")
         spec = NetworkSpec(obs_dim + act_dim, hidden, activation, False, rng)
         widths = [*spec.widths, self.head.n_outputs]
-        drawn = [mlp_weights(widths, 1.0, False, spec.rng) for _ in range(n_critics)]
+        if n_blocks:
+            widths = layer_sizes(widths[0], widths[1:-1], n_blocks, widths[-1])
+            drawn = [residual_weights(widths, spec.rng) for _ in range(n_critics)]
+        else:
+            drawn = [mlp_weights(widths, 1.0, False, spec.rng) for _ in range(n_critics)]
         layers = list(zip(*drawn, strict=True))
         self._activate_ = getattr(torch, f"{activation}_")
         self.weights = nn.ParameterList(
@@ -107,8 +125,10 @@ class CriticEnsemble(nn.Module):
         self._norm_after = norm_after
         # Two plain critics have native updates, which PyTorch's results are compared with.
         self._uses_kernel = norm != "none" or n_critics != 2 or self.head.n_outputs > 1
-        normed = [] if norm == "none" else widths[0 if self.uses_batch else 1 : -1]
+        hidden_widths = widths[2 if n_blocks else 1 : -1]
+        normed = [] if norm == "none" else [*([widths[0]] if self.uses_batch else []), *hidden_widths]
         self.norms = nn.ModuleList(make_norm(norm, width, n_critics) for width in normed)
+        self.last_norm = RMSNorm(widths[1], n_critics) if n_blocks else None
 
     def forward(self, obs: torch.Tensor, actions: torch.Tensor, chosen: Chosen = None) -> torch.Tensor:
         """Return the outputs of all, or of the `chosen` critics."""
@@ -117,18 +137,30 @@ class CriticEnsemble(nn.Module):
         norms = iter(self.norms)
         if self.uses_batch:
             x = next(norms)(x, chosen)
+        last = len(self.weights) - 1
+        if self.last_norm is None:
+            for i in range(last):
+                x = self._hidden(x, i, next(norms, None), chosen)
+        else:
+            x = self._linear(x, 0, chosen)
+            for i in range(1, last, 2):
+                wide = self._hidden(x, i, next(norms, None), chosen)
+                x = x + self._hidden(wide, i + 1, next(norms, None), chosen)
+            x = self.last_norm(x, chosen)
+        return self._linear(x, last, chosen).squeeze(-1)
+
+    def _linear(self, x: torch.Tensor, i: int, chosen: Chosen, relu: bool = False) -> torch.Tensor:
+        bias = i - self._n_unbiased
+        biases = None if bias < 0 else choose(self.biases[bias], chosen)
+        return linear(x, choose(self.weights[i], chosen), biases, relu, self._uses_kernel)
+
+    def _hidden(self, x: torch.Tensor, i: int, norm: nn.Module | None, chosen: Chosen) -> torch.Tensor:
         dropout = self.dropout if self.training else None
         # ReLU that follows a layer at once is a part of it.
-        fuses = self._activate_ is torch.relu_ and (self._norm_after or not self.norms) and dropout is None
-        last = len(self.weights) - 1
-        for i, weights in enumerate(self.weights):
-            bias = i - self._n_unbiased
-            biases = None if bias < 0 else choose(self.biases[bias], chosen)
-            x = linear(x, choose(weights, chosen), biases, fuses and i < last, self._uses_kernel)
-            if i < last:
-                x = x if dropout is None else dropout(x)
-                x = self._normalize_and_activate(x, next(norms, None), chosen, fuses)
-        return x.squeeze(-1)
+        fuses = self._activate_ is torch.relu_ and (self._norm_after or norm is None) and dropout is None
+        x = self._linear(x, i, chosen, fuses)
+        x = x if dropout is None else dropout(x)
+        return self._normalize_and_activate(x, norm, chosen, fuses)
 
     def _normalize_and_activate(
         self, x: torch.Tensor, norm: nn.Module | None, chosen: Chosen, activated: bool
@@ -139,9 +171,13 @@ class CriticEnsemble(nn.Module):
         return self._activate_(norm(x, chosen))
 
     def scale_units_(self) -> None:
-        """Scale the weights of each unit, with its bias, to the norm 1, in place."""
+        """Scale the weights of each unit, with its bias, to the norm 1, in place; blocks as `norms.scale_units_`."""
+        first = self._n_unbiased if self.last_norm is None else len(self.weights)
         for i, weight in enumerate(self.weights):
-            scale_to_unit_(weight, self.biases[i - self._n_unbiased] if i >= self._n_unbiased else None, 1)
+            scale_to_unit_(weight, self.biases[i - first] if i >= first else None, 1)
+        if self.last_norm is not None:
+            for norm in (*self.norms, self.last_norm):
+                scale_to_sphere_(norm)
 
     def values(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """Return the expected returns (N, B), by running statistics."""

@@ -8,6 +8,7 @@ running statistics everywhere else, so that acting, evaluation and the values in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -24,6 +25,7 @@ from rlox.nn.policies import _NONLINEARITIES
 
 EPSILON = 1e-3  # added to variances over a batch, as in the references of CrossQ and XQC
 MOMENTUM = 0.01  # share of a batch in the running statistics
+RMS_EPSILON = 1e-6  # added to the mean square of a row, as in FlashSAC's reference
 Chosen: TypeAlias = slice | torch.Tensor | None  # indices of networks; None: all
 MOST_STRETCH, MOST_SHIFT = 3.0, 5.0  # bounds of batch renormalisation: r in [1/3, 3], d in [-5, 5]
 
@@ -182,6 +184,20 @@ class LayerNorm(nn.Module):
         return torch.addcmul(choose(self.shift, chosen), normal, choose(self.scale, chosen))
 
 
+class RMSNorm(nn.Module):
+    """Division of each row of ``([N,] B, F)`` by its root mean square (Zhang and Sennrich 2019, arXiv:1910.07467);
+    parameters as in `BatchNorm`."""
+
+    def __init__(self, width: int, n_networks: int | None = None):
+        super().__init__()
+        shape = (1, width) if n_networks is None else (n_networks, 1, width)
+        self.scale = nn.Parameter(torch.ones(shape, device="cpu"))
+
+    def forward(self, x: torch.Tensor, chosen: Chosen = None) -> torch.Tensor:
+        """Normalise `x`; with `chosen` networks, (M, B, F)."""
+        return x * (x.square().mean(-1, keepdim=True) + RMS_EPSILON).rsqrt() * choose(self.scale, chosen)
+
+
 def make_norm(kind: str, width: int, n_networks: int | None = None) -> BatchNorm | LayerNorm:
     """Return the layer for a configuration's ``layer``, ``batch`` or ``batch_renorm``."""
     return (LayerNorm if kind == "layer" else BatchNorm)(width, n_networks)
@@ -202,20 +218,32 @@ def batch_statistics(network: nn.Module, renormalize: bool = False, learn: bool 
 
 def normed_mlp(sizes: Sequence[int], activation: str, norm: str, norm_after: bool, rng: Rng) -> nn.Sequential:
     """Build a perceptron with widths `sizes` (input, hidden …, output), normalised as a `CriticEnsemble` is."""
-    uses_batch = norm != "layer"
+    uses_batch = norm in ("batch", "batch_renorm")
     layers: list[nn.Module] = [make_norm(norm, sizes[0])] if uses_batch else []
     last = len(sizes) - 2
     for i, (weight, bias) in enumerate(mlp_weights(sizes, 1.0, False, rng)):
         has_bias = norm_after or not uses_batch or i == last
-        linear = nn.Linear(*weight.shape[::-1], bias=has_bias, device="meta")
-        linear.weight = nn.Parameter(torch.from_numpy(weight))
-        if has_bias:
-            linear.bias = nn.Parameter(torch.from_numpy(bias))
-        layers.append(linear)
+        layers.append(make_linear(weight, bias if has_bias else None))
         if i < last:
-            pair = [make_norm(norm, len(weight)), _NONLINEARITIES[activation]()]
-            layers += pair[::-1] if norm_after else pair
+            layers += activate_and_normalize(len(weight), activation, norm, norm_after)
     return nn.Sequential(*layers)
+
+
+def make_linear(weight: np.ndarray, bias: np.ndarray | None) -> nn.Linear:
+    """Return a layer with `weight` (O, I) and `bias` (O,), or none."""
+    linear = nn.Linear(*weight.shape[::-1], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(torch.from_numpy(weight))
+    if bias is not None:
+        linear.bias = nn.Parameter(torch.from_numpy(bias))
+    return linear
+
+
+def activate_and_normalize(width: int, activation: str, norm: str, norm_after: bool) -> list[nn.Module]:
+    """Return what follows a hidden layer of `width` units, in its order."""
+    active = _NONLINEARITIES[activation]()
+    if norm == "none":
+        return [active]
+    return [active, make_norm(norm, width)] if norm_after else [make_norm(norm, width), active]
 
 
 @torch.no_grad()
@@ -230,8 +258,26 @@ def scale_to_unit_(weight: torch.Tensor, bias: torch.Tensor | None, dim: int) ->
         bias *= scale.view_as(bias)
 
 
+@torch.no_grad()
+def scale_to_sphere_(norm: nn.Module) -> None:
+    """Scale the scales and shifts ([N,] 1, F) of a layer of this module together to the norm sqrt(F), in place."""
+    parts = list(norm.parameters())
+    squares = torch.cat(parts, -1).square_().sum(-1, keepdim=True)
+    scale = squares.clamp_(min=1e-24).rsqrt_().mul_(math.sqrt(parts[0].shape[-1]))
+    for part in parts:
+        part *= scale
+
+
 def scale_units_(network: nn.Module) -> None:
-    """Scale the weights of each unit of all linear layers of `network`, with its bias, to the norm 1, in place."""
-    for layer in network.modules():
+    """Scale the weights of each unit of all linear layers of `network`, with its bias, to the norm 1, in place.
+
+    If the network has residual blocks, its biases are left as they are, and scales and shifts are scaled, too, as in
+    FlashSAC (arXiv:2604.04539).
+    """
+    layers = list(network.modules())
+    has_blocks = any(isinstance(layer, RMSNorm) for layer in layers)
+    for layer in layers:
         if isinstance(layer, nn.Linear):
-            scale_to_unit_(layer.weight, layer.bias, 1)
+            scale_to_unit_(layer.weight, None if has_blocks else layer.bias, 1)
+        elif has_blocks and isinstance(layer, (BatchNorm, LayerNorm, RMSNorm)):
+            scale_to_sphere_(layer)
