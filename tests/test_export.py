@@ -155,6 +155,8 @@ def test_files_of_presets_compute_what_the_agent_does(name, tmp_path):
     settings = {**rlox.preset(name), **OFF_POLICY}
     if "critic_hidden_sizes" in settings:
         settings["critic_hidden_sizes"] = [16]
+    if "residual_blocks" in settings:
+        settings["hidden_sizes"] = [16]
     discrete = read_presets()[name] == "dqn"
     agent = (rlox.DQN if discrete else rlox.SAC)("CartPole-v1" if discrete else "Pendulum-v1", **settings)
     agent.train(200)

@@ -138,7 +138,7 @@ def test_a_preset_learns_resumes_bit_for_bit_and_scores_the_same(name, tmp_path)
     if "critic_hidden_sizes" in options:
         options["critic_hidden_sizes"] = [12, 8]
     if "residual_blocks" in options:
-        options |= {"hidden_sizes": [8], "critic_hidden_sizes": [12]}
+        options |= {"hidden_sizes": [8], "critic_hidden_sizes": [12], "policy_delay": 3}
     if options.get("gradient_steps", 1) > 1:
         options |= {"gradient_steps": 4, "policy_delay": 4}
     whole = SAC("Pendulum-v1", **options)
