@@ -132,6 +132,8 @@ def test_learns_from_its_memory_and_a_dataset_together():
 def narrow(name):
     """The settings of a preset of SAC, with small layers and without its number of updates."""
     chosen = {**rlox.preset(name), "gradient_steps": 1, "hidden_sizes": [16, 16], "critic_hidden_sizes": [24, 24]}
+    if chosen.get("residual_blocks"):
+        chosen |= {"hidden_sizes": [16], "critic_hidden_sizes": [24]}
     return {key: value for key, value in chosen.items() if key != "n_envs"}
 
 
@@ -142,7 +144,7 @@ SETTINGS = [
     ("dqn", {"prioritized": True, "n_step": 3, "dueling": True}),
     ("td3", {"normalize_obs": True, "exploration_noise": 0.1, "learning_rate_schedule": "linear"}),
     ("sac", {"prioritized": True, "learning_rate_schedule": "linear"}),
-    *(("sac", narrow(name)) for name in ("crossq", "xqc", "redq", "tqc")),
+    *(("sac", narrow(name)) for name in ("crossq", "xqc", "flashsac", "redq", "tqc")),
 ]
 
 
