@@ -7,6 +7,7 @@ In evaluation the statistics are frozen. Returns are always reported in the envi
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -73,6 +74,8 @@ class VecNormalize:
     part : callable, optional
         For observations that were rounded to float32: returns the name of their number with an index. A RuntimeWarning
         then names a number whose changes are lost by rounding, once.
+    most_return : float
+        Rewards are divided by more than the deviation where their discounted sums would else have exceeded this size.
     """
 
     EPSILON = 1e-8
@@ -87,16 +90,19 @@ class VecNormalize:
         clip_obs: float = 10.0,
         clip_rewards: float = 10.0,
         part: Callable[[int], str] | None = None,
+        most_return: float = math.inf,
     ):
         self.gamma = gamma
         self.obs = obs
         self.rewards = rewards
         self.clip_obs = clip_obs
         self.clip_rewards = clip_rewards
+        self.most_return = most_return
         self._part = part
         self.obs_moments = RunningMoments(obs_shape)
         self.return_moments = RunningMoments(())
         self.returns = np.zeros(n_envs)  # discounted sum of the rewards of each running episode
+        self.largest = np.zeros(())  # largest size of these sums so far, if `most_return` needs it
 
     def update(self, obs: np.ndarray) -> None:
         """Add the observations ``(N, *obs_shape)`` of one step to the statistics."""
@@ -134,15 +140,22 @@ class VecNormalize:
             return rewards
         self.returns = self.returns * self.gamma + rewards
         self.return_moments.update(self.returns)
+        if self.most_return < math.inf:
+            self.largest = np.maximum(self.largest, np.abs(self.returns).max())
         self.returns[ended] = 0.0
-        scaled = rewards / np.sqrt(self.return_moments.var + self.EPSILON)
+        scaled = rewards / self._divisor()
         return np.clip(scaled, -self.clip_rewards, self.clip_rewards)
 
     def scale_rewards(self, rewards: np.ndarray) -> np.ndarray:
         """Divide rewards (B,) of any steps, in the environment's units, as f32, without updating the statistics."""
         if not self.rewards:
             return rewards
-        return (rewards / np.sqrt(self.return_moments.var + self.EPSILON)).astype(np.float32)
+        return (rewards / self._divisor()).astype(np.float32)
+
+    def _divisor(self) -> np.ndarray:
+        """Return what rewards are divided by, ()."""
+        deviation = np.sqrt(self.return_moments.var + self.EPSILON)
+        return deviation if self.most_return == math.inf else np.maximum(deviation, self.largest / self.most_return)
 
     def since(self, before: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the moments of the samples since `state` returned `before`, for `merge`."""
@@ -151,6 +164,8 @@ class VecNormalize:
             mean, var, count = (before[f"{name}_{part}"] for part in MOMENTS)
             parts = moments.since(mean, var, float(count))
             found.update({f"{name}_{part}": np.array(value) for part, value in zip(MOMENTS, parts, strict=True)})
+        if self.most_return < math.inf:
+            found["return_largest"] = self.largest
         return found
 
     def merge(self, moments: dict[str, np.ndarray]) -> None:
@@ -159,6 +174,7 @@ class VecNormalize:
             mean, var, count = (moments[f"{name}_{part}"] for part in MOMENTS)
             if count > 0:
                 own.merge(mean, var, float(count))
+        self.largest = np.maximum(self.largest, moments.get("return_largest", 0.0))
 
     def _moments(self) -> tuple[tuple[str, RunningMoments], ...]:
         return ("obs", self.obs_moments), ("return", self.return_moments)
@@ -170,6 +186,8 @@ class VecNormalize:
             found[f"{name}_mean"] = np.array(moments.mean)
             found[f"{name}_var"] = np.array(moments.var)
             found[f"{name}_count"] = np.array(moments.count)
+        if self.most_return < math.inf:
+            found["return_largest"] = self.largest
         return found
 
     def set_state(self, state: dict[str, np.ndarray], returns: bool = True) -> None:
@@ -191,5 +209,6 @@ class VecNormalize:
             moments.mean = state[f"{name}_mean"].copy()
             moments.var = state[f"{name}_var"].copy()
             moments.count = float(state[f"{name}_count"])
+        self.largest = state.get("return_largest", self.largest)
         if returns and state["returns"].shape == self.returns.shape:
             self.returns = state["returns"].copy()

@@ -182,11 +182,15 @@ class TwinCriticConfig(CriticConfig, OffPolicyConfig):
     exploration_noise: float = 0.0  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]
     noise_correlation: float = 0.0  # correlation of that noise from one step of an episode to the next; 0: independent
     normalize_rewards: bool = False  # learn from rewards divided by the standard deviation of their discounted sum
+    fit_rewards: bool = False  # divide them by more if their discounted sums have been larger than v_max times that
     dataset_share: float = 0.5  # with dataset=: part of each batch drawn from it, the rest from the replay memory
 
     def rules(self):
         yield from super().rules()
         yield "tau", 0 < self.tau <= 1, "be in (0, 1]"
+        fits = self.fit_rewards
+        yield "fit_rewards", not fits or self.normalize_rewards, "be false unless normalize_rewards is true"
+        yield "fit_rewards", not fits or self.v_max > 0, f"be false with v_max={self.v_max:g}, which is not above 0"
         yield "dataset_share", 0 < self.dataset_share < 1, "be in (0, 1)"
         yield "exploration_noise", 0 <= self.exploration_noise <= MOST_NOISE, f"be in [0, {MOST_NOISE}]"
         yield "noise_correlation", 0 <= self.noise_correlation < 1, "be in [0, 1)"

@@ -198,7 +198,7 @@ class Agent(Algorithm):
             from rlox.collectors.tensor_normalize import TensorNormalize
 
             return TensorNormalize(self.env_options.device, *sizes, *rules)
-        return VecNormalize(*sizes, *rules)
+        return VecNormalize(*sizes, *rules, most_return=c.v_max if getattr(c, "fit_rewards", False) else math.inf)
 
     @outside_inference_mode()
     def _create_networks(self, policy: nn.Module | None, backend: str, device: str, compile: bool = False) -> None:

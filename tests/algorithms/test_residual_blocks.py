@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from rlox import DQN, SAC, TD3, preset
 from rlox.collectors.exploration import HeldNoise
+from rlox.collectors.vec_normalize import VecNormalize
 from rlox.kernels.rng import Rng
 from rlox.nn.critics.blocks import residual_mlp
 from rlox.nn.critics.ensemble import CriticEnsemble
@@ -173,6 +174,40 @@ def test_a_state_that_does_not_fit_is_refused():
         held.set_state({"noise": np.zeros((2, 1), np.float32)})
 
 
+# ---- rewards that fit between the bins
+
+
+def test_rewards_are_divided_by_more_if_their_sums_would_leave_the_bins():
+    agent = SAC("Pendulum-v1", **SMALL, normalize_rewards=True, fit_rewards=True, v_max=0.5, v_min=-0.5, gamma=0.9)
+    agent.train(40)
+    rewards = agent.buffer.get_state()["rows"].view(np.float32)[:40, 7].astype(np.float64)
+    sums = np.zeros(40)
+    for i, reward in enumerate(rewards):  # no episode of Pendulum ends within 40 steps
+        sums[i] = 0.9 * sums[i - 1] + reward
+    largest = np.abs(sums).max()
+    assert agent.normalizer.largest == pytest.approx(largest)
+    divisor = largest / 0.5
+    assert divisor > 1.2 * np.sqrt(agent.normalizer.return_moments.var)
+    scaled = agent._host_rows()["rewards"] * divisor
+    assert all(np.isclose(rewards, value, rtol=1e-4).any() for value in scaled)
+    agent.normalizer.most_return = 1e9  # where the deviation is the larger one
+    deviation = np.sqrt(agent.normalizer.return_moments.var + agent.normalizer.EPSILON)
+    np.testing.assert_allclose(agent.normalizer.scale_rewards(rewards), rewards / deviation, rtol=1e-6)
+
+
+def test_the_largest_sum_is_merged_and_restored():
+    ours, theirs = (VecNormalize(1, (1,), most_return=5.0) for _ in range(2))
+    before = ours.state()
+    for normalizer, reward in ((ours, -7.0), (theirs, 3.0)):
+        normalizer.normalize_rewards(np.array([reward]), np.array([True]))
+    theirs.merge(ours.since(before))
+    assert theirs.largest == 7.0
+    before_set = VecNormalize(1, (1,), most_return=5.0)
+    before_set.set_state(theirs.state())
+    assert before_set.largest == 7.0
+    assert "return_largest" not in VecNormalize(1, (1,)).state()
+
+
 # ---- whole trainings
 
 
@@ -220,6 +255,7 @@ def test_the_number_of_parameters_is_known_before_the_networks_are_made():
     ("Pendulum-v1", {**FLASH, "critic_hidden_sizes": [8, 8]}, "critic_hidden_sizes must be one width"),
     ("Pendulum-v1", {"residual_blocks": -1}, r"residual_blocks must be in \[0, 100\]"),
     ("Pendulum-v1", {"hold_noise": 4, "exploration_noise": 0.1}, "hold_noise must be 0 if exploration_noise"),
+    ("Pendulum-v1", {"fit_rewards": True}, "fit_rewards must be false unless normalize_rewards is true"),
     ("CartPole-v1", {"hold_noise": 4}, "hold_noise must be 0 with discrete actions"),
     ("Pendulum-v1", {"residual_blocks": 1, "hidden_sizes": [8], "backend": "native"}, "PyTorch .*residual_blocks=1"),
 ])  # fmt: skip
