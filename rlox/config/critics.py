@@ -50,9 +50,6 @@ class CriticConfig(Config):
                 yield "critic_hidden_sizes", holds, rule
         blocks = self.residual_blocks
         yield "residual_blocks", 0 <= blocks <= MOST_BLOCKS, f"be in [0, {MOST_BLOCKS}]"
-        for name, widths in (("hidden_sizes", self.hidden_sizes), ("critic_hidden_sizes", self.critic_hidden_sizes)):
-            one = blocks == 0 or widths is None or len(widths) == 1
-            yield name, one, f"be one width with residual_blocks={blocks}"
         n = self.n_critics
         yield "n_critics", 1 <= n <= MOST_CRITICS, f"be in [1, {MOST_CRITICS}]"
         some = self.n_target_critics
@@ -81,11 +78,6 @@ class CriticConfig(Config):
         changed = (item.name for item in fields(CriticConfig) if getattr(self, item.name) != item.default)
         name = next(changed, None)
         return None if name is None else f"{name}={getattr(self, name)}"
-
-    @property
-    def critic_widths(self) -> list[int]:
-        """Units per hidden layer of the critics."""
-        return self.hidden_sizes if self.critic_hidden_sizes is None else self.critic_hidden_sizes
 
     @property
     def uses_batch_statistics(self) -> bool:

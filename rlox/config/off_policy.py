@@ -188,6 +188,9 @@ class TwinCriticConfig(CriticConfig, OffPolicyConfig):
     def rules(self):
         yield from super().rules()
         yield "tau", 0 < self.tau <= 1, "be in (0, 1]"
+        for name, widths in (("hidden_sizes", self.hidden_sizes), ("critic_hidden_sizes", self.critic_hidden_sizes)):
+            one = self.residual_blocks == 0 or widths is None or len(widths) == 1
+            yield name, one, f"be one width with residual_blocks={self.residual_blocks}"
         fits = self.fit_rewards
         yield "fit_rewards", not fits or self.normalize_rewards, "be false unless normalize_rewards is true"
         yield "fit_rewards", not fits or self.v_max > 0, f"be false with v_max={self.v_max:g}, which is not above 0"
@@ -196,6 +199,11 @@ class TwinCriticConfig(CriticConfig, OffPolicyConfig):
         yield "noise_correlation", 0 <= self.noise_correlation < 1, "be in [0, 1)"
         correlated = self.noise_correlation > 0
         yield "exploration_noise", self.exploration_noise > 0 or not correlated, "be > 0 if noise_correlation is"
+
+    @property
+    def critic_widths(self) -> list[int]:
+        """Units per hidden layer of the critics."""
+        return self.hidden_sizes if self.critic_hidden_sizes is None else self.critic_hidden_sizes
 
 
 @dataclass

@@ -193,12 +193,14 @@ class Agent(Algorithm):
             raise ValueError(f"{where}: normalize_obs must be false for images, which are scaled to [0, 1] already")
         clip_rewards = getattr(c, "clip_rewards", math.inf)
         sizes = (self.n_envs // self.ranks.size, spec.obs_shape, c.gamma)
-        rules: Any = (c.normalize_obs, rewards, c.clip_obs, clip_rewards, spec.part if spec.rounded else None)
+        most_return = c.v_max if getattr(c, "fit_rewards", False) else math.inf
+        part = spec.part if spec.rounded else None
+        rules: Any = (c.normalize_obs, rewards, c.clip_obs, clip_rewards, part, most_return)
         if self.env_options.device is not None:
             from rlox.collectors.tensor_normalize import TensorNormalize
 
             return TensorNormalize(self.env_options.device, *sizes, *rules)
-        return VecNormalize(*sizes, *rules, most_return=c.v_max if getattr(c, "fit_rewards", False) else math.inf)
+        return VecNormalize(*sizes, *rules)
 
     @outside_inference_mode()
     def _create_networks(self, policy: nn.Module | None, backend: str, device: str, compile: bool = False) -> None:
