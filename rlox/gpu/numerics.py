@@ -90,7 +90,7 @@ def set_numerics(matmul_precision: str, deterministic: bool) -> Iterator[None]:
     except RuntimeError as e:
         if not deterministic or _LACKS not in str(e):
             raise
-        name = str(e).partition(_LACKS)[0].split()[-1]
+        name = str(e).partition(_LACKS)[0].splitlines()[-1].rpartition(": ")[2].strip()
         raise RuntimeError(
             f"deterministic=true: {name} has no deterministic version on a GPU in PyTorch {torch.__version__}; train "
             "without it, on the CPU, or with a network that does not use it"

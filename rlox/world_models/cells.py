@@ -69,10 +69,10 @@ def two_hot_mean(logits: Tensor, values: Tensor) -> Tensor:
     logits = logits.detach()
     if _kernel_computes(logits):
         return torch.from_numpy(cells.two_hot_mean(logits.contiguous().numpy(), values.numpy()))
-    probs, n = logits.softmax(-1), len(values) // 2
-    # Probabilities are subtracted before they are multiplied by values of up to 5e8: the difference of two products is
-    # not 0 where a compiler rounds only one of them (a fused multiply-add).
-    return ((probs[..., n + 1 :] - probs[..., :n].flip(-1)) * values[n + 1 :]).sum(-1)
+    powers, n = (logits - logits.amax(-1, keepdim=True)).exp(), len(values) // 2
+    # Powers are subtracted before they are multiplied by values of up to 5e8, or divided by their sum. A difference of
+    # products is not 0 where a compiler rounds only one of them (a fused multiply-add), and GPUs divide by products.
+    return ((powers[..., n + 1 :] - powers[..., :n].flip(-1)) * values[n + 1 :]).sum(-1) / powers.sum(-1)
 
 
 def _kernel_computes(x: Tensor) -> bool:

@@ -89,9 +89,9 @@ def test_an_operation_without_a_deterministic_version_is_named():
     expected = x.double().cpu().numpy().cumsum()
     with set_numerics("highest", True):
         np.testing.assert_allclose(cumulative_sums(x.double()).cpu().numpy(), expected, rtol=1e-14)
-    named = r"deterministic=true: cumsum_cuda_kernel has no deterministic version"
+    named = r"deterministic=true: kthvalue CUDA has no deterministic version"
     with pytest.raises(RuntimeError, match=named), set_numerics("highest", True):
-        x.cumsum(0)
+        x.kthvalue(3)
     with pytest.raises(RuntimeError, match="of another kind"), set_numerics("highest", True):
         raise RuntimeError("of another kind")
 
