@@ -315,6 +315,7 @@ def test_the_suggested_number_of_seeds_is_enough_for_a_verdict():
     verdicts = [judge_reference(rng.normal(np.sort(few)[1:4].mean(), few.std(), 2 * asked), 100.0)[0] for _ in range(9)]
     assert verdicts.count(PASS if np.sort(few)[1:4].mean() > 100 else "FAIL") >= 7
     assert judge_reference([500.0] * 4, 475.0)[0] == MORE
+    assert judge_reference([450.0], 475.0)[1].startswith("IQM 450.0, no interval from one seed, reference 475")
     assert judge_reference([500.0] * 5, 475.0)[0] == PASS
     theirs = [10.0, 10.0, 10.0]
     assert judge_others([9.0, 9.0, 9.1, 9.2, 9.3], theirs, 5.0, "theirs")[0] == "FAIL"

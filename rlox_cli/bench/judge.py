@@ -106,7 +106,10 @@ def judge_others(ours: Sequence[float], theirs: Sequence[float], margin: float, 
 
 
 def interval_text(of: Interval, sign: str = "", digits: int = 1) -> str:
-    return f"{of.value:{sign}.{digits}f} [{of.low:.{digits}f}, {of.high:.{digits}f}]"
+    value = f"{of.value:{sign}.{digits}f}"
+    if math.isinf(of.high - of.low):
+        return f"{value}, no interval from one seed"
+    return f"{value} [{of.low:.{digits}f}, {of.high:.{digits}f}]"
 
 
 def judge_fingerprint(runs: Sequence[Run], cell: dict[str, Any], nominal: dict[str, Any]) -> tuple[str, str] | None:

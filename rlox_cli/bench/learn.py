@@ -92,10 +92,8 @@ def describe(label: str, cell: dict[str, Any], console: Console) -> None:
         line("diverged", f"seed {seed}: {text}")
     key = next((key.removeprefix("iqm_") for key in cell if key in ("iqm_sb3", "iqm_before")), None)
     if n:
-        line(
-            "final return",
-            f"{interval_text(Interval(cell['iqm'], cell['iqm_low'], cell['iqm_high']))} (IQM, 95 % interval)",
-        )
+        score = interval_text(Interval(cell["iqm"], cell["iqm_low"], cell["iqm_high"]))
+        line("final return", f"{score} (IQM{', 95 % interval' if n > 1 else ''})")
         theirs = f"; theirs {interval_text(Interval(**cell[f'area_{key}']))}" if key else ""
         line("area under curve", f"{interval_text(Interval(**cell['area']))} (mean return over training){theirs}")
     if "threshold" in cell:
