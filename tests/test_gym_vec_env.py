@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import textwrap
 
 import forked
 import gymnasium
@@ -731,3 +733,29 @@ def test_an_evaluation_leaves_the_environment_of_the_training_unchanged():
     state = env.unwrapped.state.copy()
     agent.evaluate(1)
     np.testing.assert_array_equal(env.unwrapped.state, state)
+
+
+def test_mujoco_warns_once_of_each_kind_and_writes_no_file(tmp_path):
+    program = """
+        import sys, mujoco
+        from rlox.envs.gym_make import make_gym_env
+
+        def become_unstable():
+            env = make_gym_env("Hopper-v5")
+            env.reset(seed=0)
+            model, data = env.unwrapped.model, env.unwrapped.data
+            data.qvel[:], data.time = 1e30, data.time + float(sys.argv[-1])
+            mujoco.mj_step(model, data)
+
+        become_unstable()
+        sys.argv[-1] = "3"
+        become_unstable()
+        mujoco.set_mju_user_warning(print)
+        become_unstable()
+    """
+    words = [sys.executable, "-c", textwrap.dedent(program), "2"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.count("RuntimeWarning: MuJoCo: ") == 1 + ("deprecated" in done.stderr)
+    assert "The simulation is unstable. Time = 2" in done.stderr
+    assert "The simulation is unstable. Time = 3" in done.stdout  # by the handler that was set
+    assert list(tmp_path.iterdir()) == []

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import sys
 import types
 import typing
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -22,6 +24,8 @@ from rlox.processes.failures import frames_of, note_cause, require_exception
 
 # Environments that `rlox.envs.gym_vec_env.GymVecEnv` steps in this process, without wrappers, by their ``id()``.
 stepped: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+_said_by_mujoco: set[str] = set()  # warnings, without their numbers
 
 # Extras that install the libraries of gymnasium's own ids, by the module that gymnasium names as missing.
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "opencv": "atari"}
@@ -172,6 +176,7 @@ def _from_id(env: str, kwargs: dict[str, Any]):
 
     if env.startswith("rlox/") and env not in gymnasium.registry:
         announce_all()
+    _listen_to_mujoco(gymnasium.registry.get(env))
     try:
         return gymnasium.make(env, **kwargs)
     except error.Error as e:
@@ -185,6 +190,26 @@ def _from_id(env: str, kwargs: dict[str, Any]):
         if "render_mode" in kwargs and "unexpected keyword argument 'render_mode'" in str(e):
             raise ValueError(f"make_gym_env: {env} draws nothing: it does not take a render_mode") from e
         raise ValueError(f"make_gym_env: {env} does not take kwargs {kwargs!r}: {e}") from e
+
+
+def _listen_to_mujoco(spec: Any) -> None:
+    """Let MuJoCo warn through Python, each kind once. By itself it prints them all, and appends them to a file in the
+    working directory. A handler that is already set stays."""
+    if "mujoco" not in sys.modules and "mujoco" not in str(getattr(spec, "entry_point", "")):
+        return
+    with suppress(ImportError, AttributeError):  # it is not installed, or older than these functions
+        import mujoco
+
+        if mujoco.get_mju_user_warning() is None:
+            mujoco.set_mju_user_warning(_warn_for_mujoco)
+
+
+def _warn_for_mujoco(text: str) -> None:
+    kind = re.sub(r"[\d.]+", "…", text)
+    if kind not in _said_by_mujoco:
+        _said_by_mujoco.add(kind)
+        with suppress(Warning):  # an exception cannot pass through MuJoCo
+            warnings.warn(f"MuJoCo: {text}", RuntimeWarning, stacklevel=2)
 
 
 def _missing(what: str, text: str) -> ImportError:
