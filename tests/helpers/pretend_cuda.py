@@ -486,6 +486,7 @@ def install() -> None:
     _install_guard()
     for name, value in _replacements().items():
         setattr(torch.cuda, name, value)
+    torch.backends.cudnn.enabled = False  # a PyTorch with CUDA has it, and it needs a driver
     torch.Tensor.is_pinned = lambda self, device=None: pinned_memory.is_pinned(self)
     torch.Tensor.pin_memory = lambda self, device=None: (
         self if pinned_memory.is_pinned(self) else pinned_memory.mark_pinned(self.clone())
