@@ -22,9 +22,7 @@ class CriticConfig(Config):
     policy_value: str = "min"  # what the policy climbs: min or mean of all critics' values
     critic_norm: str = "none"  # none, layer, batch, or batch_renorm: how the critics' hidden layers are normalised
     actor_norm: str = "none"  # the same for the policy
-    residual_blocks: int = (
-        0  # blocks of two layers, of 4 d and d units, of policy and critics; d: their only hidden size
-    )
+    residual_blocks: int = 0  # of policy and critics, each of layers of 4 d and d units; d is their only hidden size
     norm_after: bool = False  # normalise after the activation instead of before it
     dropout: float = 0.0  # probability with which an output of the critics' hidden layers is set to 0 in an update
     renorm_warmup: int = 100_000  # updates in which batch_renorm is batch

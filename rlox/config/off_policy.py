@@ -244,9 +244,7 @@ class SACConfig(EntropyConfig, TwinCriticConfig):
 
     learning_rate: float = searched(3e-4, LEARNING_RATES)  # step size of policy, critics and temperature at the start
     policy_delay: int = 1  # critic updates per update of policy and temperature
-    hold_noise: int = (
-        0  # most steps for which the policy's noise stays the same, n of them in proportion to 1/n²; 0: off
-    )
+    hold_noise: int = 0  # most steps for which the policy's noise stays the same, n in proportion to 1/n²; 0: off
     entropy_per_action: float = -1.0  # nats per component of an action, of target_entropy=null
     entropy_fraction: float = 0.5  # with discrete actions, part of the largest entropy, for target_entropy=null
 

@@ -131,10 +131,9 @@ def test_learns_from_its_memory_and_a_dataset_together():
 
 def narrow(name):
     """The settings of a preset of SAC, with small layers and without its number of updates."""
-    chosen = {**rlox.preset(name), "gradient_steps": 1, "hidden_sizes": [16, 16], "critic_hidden_sizes": [24, 24]}
-    if chosen.get("residual_blocks"):
-        chosen |= {"hidden_sizes": [16], "critic_hidden_sizes": [24]}
-    return {key: value for key, value in chosen.items() if key != "n_envs"}
+    chosen = rlox.preset(name)
+    n_layers = 1 if chosen.get("residual_blocks") else 2
+    return {**chosen, "gradient_steps": 1, "hidden_sizes": [16] * n_layers, "critic_hidden_sizes": [24] * n_layers}
 
 
 SETTINGS = [
