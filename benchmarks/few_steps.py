@@ -4,7 +4,8 @@ usage: few_steps.py peer CELL SEED FOLDER         one training with the peer (ne
        few_steps.py rlox CELL [OPTION...]         `rlox bench learn` of the same cell; without recorded trainings of the
                                                   peer the score alone
        few_steps.py list                          the cells, and rlox's settings for each
-       few_steps.py figure OUT.png LEARN.json...  return over environment steps and over CPU seconds, and the ratios of
+       few_steps.py merge OUT.json LEARN.json...  one file of several results of `rlox bench learn`, each of some seeds
+       few_steps.py figure OUT.png FILE.json...   return over environment steps and over CPU seconds, and the ratios of
                                                   the presets' scores to SAC's
        few_steps.py speed PYTHON ROUNDS [CELL...] CPU seconds of short trainings, alternately with rlox and with the
                                                   peer, which PYTHON has
@@ -33,8 +34,8 @@ COMMON = {"learning_starts": RANDOM_STEPS, "buffer_size": STEPS, "batch_size": 2
 PEERS = {
     "sac": {"algo": "SAC", "kw": {"learning_rate": 3e-4, "tau": 0.005}, "policy": {"net_arch": [256, 256]}},
     "crossq": {
-        "algo": "CrossQ", "kw": {"learning_rate": 1e-3, "policy_delay": 3},
-        "policy": {"net_arch": {"pi": [256, 256], "qf": [512, 512]}},
+        "algo": "CrossQ", "kw": {"learning_rate": {"falls_from": 1e-3, "to": 1e-4}, "policy_delay": 3},
+        "policy": {"net_arch": {"pi": [256, 256], "qf": [256, 256]}},
     },
     "tqc": {
         "algo": "TQC", "kw": {"learning_rate": 3e-4, "tau": 0.005, "top_quantiles_to_drop_per_net": 2},
@@ -90,8 +91,31 @@ def time_rlox(cell):
     return time.process_time() - began
 
 
+def merge(out, paths):
+    """Write the curves of all seeds of each cell to `out`, with the settings and with what each file was measured.
+
+    Raises ValueError if files have different settings for a cell, or different curves for a seed of it.
+    """
+    cells, sources = {}, []
+    for path in paths:
+        content = json.loads(Path(path).read_text())
+        if "sources" in content:
+            sources += content["sources"]
+        else:
+            sources.append({key: content[key] for key in ("command", "date", "machine", "versions")})
+        for label, cell in content["cells"].items():
+            kept = {key: cell[key] for key in ("algo", "env", "settings")}
+            merged = cells.setdefault(label, {**kept, "curves": {}})
+            if {key: merged[key] for key in kept} != kept:
+                raise ValueError(f"{path}: {label} has other settings than the files before")
+            for seed, curve in cell["curves"].items():
+                if merged["curves"].setdefault(seed, curve) != curve:
+                    raise ValueError(f"{path}: {label} has another curve of seed {seed} than a file before")
+    Path(out).write_text(json.dumps({"sources": sources, "cells": cells}) + "\n")
+
+
 def read_cells(paths):
-    """Return the cells of files of `rlox bench learn`, by preset and environment.
+    """Return the cells of files of `rlox bench learn` or of `merge`, by preset and environment.
 
     The curves of a cell, {seed: [{step, mean, cpu_s}, ...]}, stand under ``rlox`` and, where it has some, ``peer``.
     """
@@ -166,6 +190,9 @@ def main(command, *words):
     elif command == "rlox":
         cell, *options = words
         raise SystemExit(learn(cell, options))
+    elif command == "merge":
+        out, *paths = words
+        merge(out, paths)
     elif command == "figure":
         out, *paths = words
         cells = read_cells(paths)

@@ -26,20 +26,25 @@ def test_both_sides_have_the_same_settings(cell):
     actor, critic = (widths["pi"], widths["qf"]) if isinstance(widths, dict) else (widths, widths)
     assert (actor, critic) == (c.hidden_sizes, c.critic_hidden_sizes or c.hidden_sizes)
     assert policy.pop("activation_fn") == c.activation
+    if isinstance(rate := arguments["learning_rate"], dict):
+        arguments["learning_rate"] = rate["falls_from"]
+        arguments["learning_rate_schedule"], arguments["learning_rate_end"] = "linear", rate["to"] / rate["falls_from"]
     for name, value in {**arguments, **policy}.items():
         assert value == getattr(c, NAMES.get(name, name)), name
 
 
-def learned(folder, label, finals):
+def learned(folder, label, finals, first_seed=100, settings=None):
     """Write the file of `rlox bench learn` of a cell whose seeds end with the returns `finals`; return its path."""
     rows = {
-        str(100 + i): [
+        str(first_seed + i): [
             {"step": step, "mean": final * step / 1e5, "std": 0.0, "cpu_s": step / 1e3} for step in (5e4, 1e5)
         ]
         for i, final in enumerate(finals)
     }
-    path = folder / f"{label}.json"
-    path.write_text(json.dumps({"cells": {label: {"env": label.split("-", 1)[1], "curves": rows}}}))
+    cell = {"algo": "sac", "env": label.split("-", 1)[1], "settings": settings or {}, "curves": rows}
+    path = folder / f"{label}-{first_seed}-{len(settings or {})}.json"
+    source = {"command": f"from {first_seed}", "date": "2026-11-27", "machine": "one", "versions": {}}
+    path.write_text(json.dumps({**source, "cells": {label: cell}}))
     return path
 
 
@@ -55,3 +60,29 @@ def test_the_figure_and_the_ratios_to_sac(tmp_path, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert printed == {"crossq": pytest.approx({"Hopper-v5": 2.0, "Ant-v5": 8.0, "geometric mean": 4.0})}
     assert (tmp_path / "all.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_results_of_single_seeds_become_one_file(tmp_path, capsys):
+    first = learned(tmp_path, "crossq-Hopper-v5", [1.0, 2.0])
+    second = learned(tmp_path, "crossq-Hopper-v5", [6.0], first_seed=102)
+    sac = learned(tmp_path, "sac-Hopper-v5", [1.0, 1.0, 1.0])
+    some, every = str(tmp_path / "some.json"), str(tmp_path / "every.json")
+    few_steps.main("merge", some, str(first), str(sac))
+    few_steps.main("merge", every, some, str(second))
+    merged = json.loads(Path(every).read_text())
+    assert list(merged["cells"]["crossq-Hopper-v5"]["curves"]) == ["100", "101", "102"]
+    assert [source["command"] for source in merged["sources"]] == ["from 100", "from 100", "from 102"]
+    few_steps.main("figure", str(tmp_path / "all.png"), every)
+    assert json.loads(capsys.readouterr().out)["crossq"]["Hopper-v5"] == pytest.approx(3.0)
+
+
+def test_results_of_other_settings_or_runs_do_not_merge(tmp_path):
+    first = learned(tmp_path, "crossq-Hopper-v5", [1.0])
+    wider = learned(tmp_path, "crossq-Hopper-v5", [2.0], first_seed=101, settings={"gamma": 0.9})
+    with pytest.raises(ValueError, match="other settings"):
+        few_steps.merge(tmp_path / "all.json", [first, wider])
+    again = tmp_path / "again.json"
+    again.write_text(first.read_text().replace('"mean": 1.0', '"mean": 3.0'))
+    with pytest.raises(ValueError, match="another curve of seed 100"):
+        few_steps.merge(tmp_path / "all.json", [first, again])
+    assert not (tmp_path / "all.json").exists()

@@ -275,7 +275,8 @@ class SB3:
         arguments["policy_kwargs"]["activation_fn"] = activation
         for name, value in arguments.items():
             if isinstance(value, dict) and "falls_from" in value:
-                arguments[name] = lambda left, start=value["falls_from"]: start * left
+                start, end = value["falls_from"], value.get("to", 0.0)
+                arguments[name] = lambda left, start=start, end=end: end + (start - end) * left
         if arguments.get("action_noise") is not None:
             size = env.action_space.shape
             arguments["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, arguments["action_noise"]))

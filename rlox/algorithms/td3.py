@@ -64,7 +64,7 @@ class TD3(ActorCriticAlgorithm):
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         if c.noise_correlation > 0:
-            self.collector.action_noise = self._make_action_noise(self.collector.n_envs)
+            self.collector.exploration = self._make_action_noise(self.collector.n_envs)
         else:
             self.policy.noise_std = c.exploration_noise
         if self.native is not None:

@@ -29,6 +29,8 @@ class ActionNoise:
         Correlation of the noise from one step to the next, c in [0, 1).
     """
 
+    verb = "adds"
+
     def __init__(self, spec: EnvSpec, n_envs: int, std: float, correlation: float):
         self._scale = (std * (spec.act_high - spec.act_low) / 2).astype(np.float32)
         self._correlation = correlation
@@ -36,12 +38,16 @@ class ActionNoise:
         self._z = np.zeros((n_envs, spec.act_dim), np.float32)
         self._starts = np.ones(n_envs, np.bool_)  # environments whose next noise is the first of an episode
 
-    def draw(self, rng: Rng) -> np.ndarray:
-        """Draw the noise (N, A) f32 of the next step, in the environment's units."""
+    def hold(self, fresh: np.ndarray, rng: Rng) -> np.ndarray:
+        """Return the noise `fresh` that the policy acts with as it is."""
+        return fresh
+
+    def add(self, actions: np.ndarray, rng: Rng) -> np.ndarray:
+        """Return `actions` (N, A) f32 of the environment with the noise of this step."""
         n = rng.normal(self._z.shape)
         self._z = np.where(self._starts[:, None], n, self._correlation * self._z + self._fresh_share * n)
         self._starts[:] = False
-        return self._scale * self._z
+        return actions + self._scale * self._z
 
     def end(self, ended: np.ndarray) -> None:
         """Reset the noise of environments whose episodes `ended`, (N,) bool."""
@@ -77,6 +83,8 @@ class HeldNoise:
         Most steps for which noise is held.
     """
 
+    verb = "holds"
+
     def __init__(self, n_envs: int, size: int, most: int):
         shares = np.cumsum(np.arange(1, most + 1, dtype=np.float64) ** -2.0)
         self._below = shares[:-1] / shares[-1]  # probabilities that noise is held for at most 1, 2, … steps
@@ -90,6 +98,13 @@ class HeldNoise:
         self._noise = np.where(ends[:, None], fresh, self._noise)
         self._left = np.where(ends, steps, self._left) - 1
         return self._noise
+
+    def add(self, actions: np.ndarray, rng: Rng) -> np.ndarray:
+        """Return `actions` as they are."""
+        return actions
+
+    def end(self, ended: np.ndarray) -> None:
+        """Do nothing: noise is held over the end of an episode."""
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the noise (N, A), and the steps for which it is still held (N,)."""

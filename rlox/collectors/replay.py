@@ -57,8 +57,8 @@ class ReplayCollector(Collector):
         self.stores_masks = False  # whether the flags of the actions legal in `obs` follow the numbers of an action
         self._fed: tuple[Any, int | None] | None = None  # memory of the last step, and its n_pushed
         self.normalizer: VecNormalize | None = None  # normalises the policy's observations; updated in each step
-        self.action_noise: ActionNoise | None = None  # added to the policy's actions, not to random ones
-        self.held_noise: HeldNoise | None = None  # holds the noise that the policy acts with
+        # What explores in addition to the policy, in the actions that it chooses.
+        self.exploration: ActionNoise | HeldNoise | None = None
 
     @cached_property
     def _out(self) -> dict[str, np.ndarray]:
@@ -74,7 +74,7 @@ class ReplayCollector(Collector):
         Parameters
         ----------
         policy : Actor or ActingPolicy
-            Acts with noise from this collector's generator, which is also used for `action_noise`.
+            Acts with noise from this collector's generator, which is also used for `exploration`.
         buffer : rlox.buffers.Buffer
             Memory to push the transitions to.
         random : bool
@@ -116,8 +116,8 @@ class ReplayCollector(Collector):
         if self.normalizer is not None:
             self.normalizer.update(self._raw)
             self.normalizer.normalize_rewards(rewards, ended)
-        if self.action_noise is not None:
-            self.action_noise.end(ended)
+        if self.exploration is not None:
+            self.exploration.end(ended)
         return returns, lengths
 
     def _advance(self, obs: np.ndarray, actions: np.ndarray) -> np.ndarray:
@@ -155,11 +155,6 @@ class ReplayCollector(Collector):
         if len(returns) and not all_finite(self._raw):
             self._refuse_numbers("observations", self._raw, self.env_steps)
         return returns, lengths
-
-    @property
-    def exploration(self) -> ActionNoise | HeldNoise | None:
-        """What explores in addition to the policy, and has a state of its own."""
-        return self.action_noise or self.held_noise
 
     def continue_in(self, buffer: Any) -> None:
         """Cut the memory's n-step returns, unless its newest transitions come from this collector's last step.
@@ -230,7 +225,7 @@ class ReplayCollector(Collector):
 
     def _explore(self, policy: Actor | ActingPolicy, obs: np.ndarray) -> np.ndarray:
         actions = self._act(policy, obs)
-        return actions if self.action_noise is None else actions + self.action_noise.draw(self.rng)
+        return actions if self.exploration is None else self.exploration.add(actions, self.rng)
 
     def _act(self, policy: Actor | ActingPolicy, obs: np.ndarray) -> np.ndarray:
         if self.normalizer is not None:
@@ -239,7 +234,7 @@ class ReplayCollector(Collector):
         if self._noise is None:
             self._noise = np.empty(actor.noise_shape(self.n_envs), np.float32)
         actor.fill_noise(self.rng, self._noise)
-        noise = self._noise if self.held_noise is None else self.held_noise.hold(self._noise, self.rng)
+        noise = self._noise if self.exploration is None else self.exploration.hold(self._noise, self.rng)
         actions = actor.act(Inputs(obs, self._mask), noise)[0]
         if actions.shape != (self.n_envs, *self.spec.action_shape):
             self._refuse_action(actions)

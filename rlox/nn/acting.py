@@ -186,7 +186,7 @@ class EpisodeActor:
         else:
             actions, self._state = policy.act(inputs, draw_noise(policy, len(obs), self._rng))
             if self._exploration is not None:
-                actions = actions + self._exploration.draw(self._exploration_rng)
+                actions = self._exploration.add(actions, self._exploration_rng)
         if self._is_first is not None:
             self._is_first = np.zeros(len(obs), np.bool_)
         return actions

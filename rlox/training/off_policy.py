@@ -280,10 +280,8 @@ class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
             return "a dataset is mixed into the batches"
         if self.normalizer is not None:
             return "observations are normalised" if self.config.normalize_obs else "rewards are normalised"
-        if self.collector.action_noise is not None:
-            return "Python adds the exploration noise"
-        if self.collector.held_noise is not None:
-            return "Python holds the exploration noise"
+        if self.collector.exploration is not None:
+            return f"Python {self.collector.exploration.verb} the exploration noise"
         config = self._memory.config
         if (type(self._memory.given) if config is None else buffer_class(config.name)) is not ReplayBuffer:
             return "the replay memory is not uniform"
@@ -342,7 +340,7 @@ class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
 
     def _make_noise(self, n_envs: int) -> ActionNoise | None:
         """Return new action noise, as training adds it in `n_envs` environments; None if there is only the policy's."""
-        return None if self.collector.action_noise is None else self._make_action_noise(n_envs)
+        return self._make_action_noise(n_envs) if isinstance(self.collector.exploration, ActionNoise) else None
 
     # ---- weights of another algorithm
 

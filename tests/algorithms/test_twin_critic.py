@@ -231,7 +231,8 @@ def test_noise_of_an_episode_that_began_while_actions_were_random_starts_anew():
     one, other = td3._make_noise(3), td3._make_noise(3)
     for ended in ([True, False, False], [False] * 3):
         one.end(np.array(ended))
-    np.testing.assert_array_equal(one.draw(Rng(0, 0)), other.draw(Rng(0, 0)))
+    still = np.zeros((3, 1), np.float32)
+    np.testing.assert_array_equal(one.add(still, Rng(0, 0)), other.add(still, Rng(0, 0)))
 
 
 @BOTH
@@ -253,8 +254,8 @@ def test_noise_is_the_same_on_both_backends_and_clipped_to_the_bounds(kind):
 
 def test_the_policy_adds_independent_noise():
     td3 = TD3("Pendulum-v1", **SMALL)
-    assert (td3.policy.noise_std, td3.collector.action_noise) == (0.1, None)
-    assert SAC("Pendulum-v1", **SMALL).collector.action_noise is None
+    assert (td3.policy.noise_std, td3.collector.exploration) == (0.1, None)
+    assert SAC("Pendulum-v1", **SMALL).collector.exploration is None
     x = noise_taken(SAC, probes.Levers, 200, n_envs=4, exploration_noise=0.2)
     assert x.std() == pytest.approx(0.2, rel=0.1)
     assert abs(correlation(x[1:], x[:-1])) < 0.1
@@ -280,12 +281,12 @@ def test_noise_continues_exactly_if_the_environments_do(kind, backend, tmp_path)
 
     elsewhere = kind.from_checkpoint(tmp_path / "a.safetensors", env_wrappers=["RecordEpisodeStatistics"])
     assert elsewhere.collector.restore_note() is not None
-    assert elsewhere.collector.action_noise.state()["starts"].all()
-    assert not loaded.collector.action_noise.state()["starts"].any()
+    assert elsewhere.collector.exploration.state()["starts"].all()
+    assert not loaded.collector.exploration.state()["starts"].any()
     with pytest.raises(ValueError, match=r"z must be a finite array \(2, 1\) of float32, got \(3, 1\) of float32"):
-        loaded.collector.action_noise.set_state({"z": np.zeros((3, 1), np.float32), "starts": np.ones(2, bool)})
+        loaded.collector.exploration.set_state({"z": np.zeros((3, 1), np.float32), "starts": np.ones(2, bool)})
     with pytest.raises(ValueError, match=r"starts must be a finite array \(2,\) of bool, got none"):
-        loaded.collector.action_noise.set_state({"z": np.zeros((2, 1), np.float32)})
+        loaded.collector.exploration.set_state({"z": np.zeros((2, 1), np.float32)})
 
 
 class Recorder(probes.Levers):
