@@ -9,8 +9,10 @@ import pytest
 import torch
 import toy
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlox.algorithms import SFT
+from rlox.llm.models import token_scores
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.tokens import Sequences
 
@@ -235,3 +237,46 @@ def test_the_kernels_scores_and_gradients_equal_pytorchs(longest, temperature):
     assert derived.entropies.requires_grad
     for got, expected in zip(found[0], derived, strict=True):
         assert (got - expected).abs().max() < 5e-6
+
+
+class Storages(TorchDispatchMode):
+    """Keeps what operations return in new storages of more than `most` numbers, and the names of these operations."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most, self.kept = most, {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.numel() > self.most:
+            self.kept.setdefault(result.untyped_storage().data_ptr(), (result, function.__name__))
+        return result
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_scores_by_pytorch_equal_autograd_and_keep_no_copy_of_the_logits(temperature, dtype, monkeypatch):
+    monkeypatch.setattr(token_scores, "_AT_ONCE", 3 * 24)  # three tokens at once, and the last one alone
+    logits = 3.0 * torch.from_numpy(toy.randoms(1, 4, 6, 24)).to(dtype)
+    logits[0, 2, 5:] = -torch.inf
+    row = torch.tensor([0, 0, 1, 2, 2, 2, 3, 3, 3, 3])
+    column = torch.tensor([1, 2, 5, 0, 1, 2, 0, 2, 3, 5])
+    targets = torch.tensor([3, 4, 23, 0, 7, 7, 1, 2, 3, 4])
+    weights = torch.from_numpy(toy.randoms(2, 10)).float()
+    whole = logits.clone().requires_grad_()
+    with Storages(3 * 24) as large:
+        log_probs, entropies = token_scores.token_scores(whole, row, column, targets, temperature)
+        (log_probs * weights).sum().backward()
+    assert not entropies.requires_grad
+    assert log_probs.dtype == entropies.dtype == torch.float32
+
+    exact = logits.double().requires_grad_()
+    expected = (exact[row, column] / temperature).log_softmax(-1)
+    entropy = -(expected.exp() * expected.clamp(min=-1e9)).sum(-1)
+    (expected.gather(-1, targets[:, None])[:, 0] * weights).sum().backward()
+    assert (log_probs - expected.gather(-1, targets[:, None])[:, 0]).abs().max() < 5e-6
+    assert (entropies - entropy).abs().max() < 2e-6
+    rounding = 1e-6 if dtype == torch.float64 else 2.0**-8  # half a unit in the last place of the gradient's type
+    gap = (whole.grad.double() - exact.grad).abs()
+    assert (gap <= rounding * exact.grad.abs() + 1e-7).all()
+    assert [name for _, name in large.kept.values()] == ["zeros_like.default"]  # the gradient

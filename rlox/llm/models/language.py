@@ -16,7 +16,7 @@ from torch import nn
 from rlox.config import shown
 from rlox.llm.models.fused import fuse_parts
 from rlox.llm.models.masks import mask_packed, takes_final_masks, without_masks
-from rlox.llm.models.token_scores import kernels_take, token_scores
+from rlox.llm.models.token_scores import token_scores
 from rlox.llm.tokens import Layout, Sequences
 
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
@@ -315,7 +315,7 @@ class LanguageModel:
         `entropy_gradient` is set.
         """
         whole, column = self.logits(layout)
-        if kernels_take(whole) and not (entropy and entropy_gradient):
+        if not (entropy and entropy_gradient):
             log_probs, entropies = token_scores(whole, layout.row, column, layout.targets, temperature)
             return Scores(log_probs, entropies if entropy else None)
         logits = whole[layout.row, column].float()
@@ -323,12 +323,9 @@ class LanguageModel:
             logits = logits / temperature
         total = torch.logsumexp(logits, -1)
         log_probs = logits.gather(-1, layout.targets[:, None])[:, 0] - total
-        if not entropy:
-            return Scores(log_probs, None)
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            probs = torch.exp(logits - total[:, None])
-            # A logit of minus infinity has probability 0, and their product would be NaN.
-            entropies = total - (probs * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
+        probs = torch.exp(logits - total[:, None])
+        # A logit of minus infinity has probability 0, and their product would be NaN.
+        entropies = total - (probs * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
         return Scores(log_probs, entropies)
 
     def decode(self, ids: Any, after: Any = ()) -> str:

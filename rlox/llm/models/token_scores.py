@@ -9,6 +9,8 @@ from torch.autograd.function import once_differentiable
 
 from rlox.kernels.llm.vocabulary import score_gradient, score_tokens
 
+_AT_ONCE = 2**25  # logits that PyTorch's operations work on at once, 128 MiB in float32
+
 
 def kernels_take(*tensors: torch.Tensor) -> bool:
     """Return whether all tensors are contiguous float32 on the CPU, as the kernels require."""
@@ -39,6 +41,59 @@ class _TokenScores(torch.autograd.Function):
         return gradient, None, None, None
 
 
+class _ChunkedScores(torch.autograd.Function):
+    """The same by operations of PyTorch, on some tokens at a time, so that nothing but the gradient is as large as the
+    logits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        row: torch.Tensor,
+        column: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        log_probs, totals, entropies = (torch.empty(len(targets), device=logits.device) for _ in range(3))
+        for some in _chunks(logits, targets):
+            part = _divided(logits[row[some], column[some]], temperature)
+            torch.logsumexp(part, -1, out=totals[some])
+            part -= totals[some, None]
+            log_probs[some] = part.gather(-1, targets[some, None])[:, 0]
+            probs = part.exp()
+            # A logit of minus infinity has probability 0, and their product would be NaN.
+            entropies[some] = -(probs * part.clamp_(min=torch.finfo(part.dtype).min)).sum(-1)
+        ctx.save_for_backward(logits, row, column, targets, totals)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropies)
+        return log_probs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        logits, row, column, targets, totals = ctx.saved_tensors
+        gradient = torch.zeros_like(logits)
+        for some in _chunks(logits, targets):
+            slope, place = slopes[some, None] / ctx.temperature, targets[some, None]
+            part = _divided(logits[row[some], column[some]], ctx.temperature)
+            part = part.sub_(totals[some, None]).exp_().mul_(-slope)
+            part.scatter_(-1, place, part.gather(-1, place) + slope)
+            gradient[row[some], column[some]] = part.to(gradient.dtype)
+        return gradient, None, None, None, None
+
+
+def _chunks(logits: torch.Tensor, targets: torch.Tensor) -> list[slice]:
+    """Return slices of the tokens that have at most `_AT_ONCE` logits, or one token."""
+    n = max(1, _AT_ONCE // logits.shape[-1])
+    return [slice(first, first + n) for first in range(0, len(targets), n)]
+
+
+def _divided(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return `logits`, which may be written to, as float32 and divided by `temperature`."""
+    logits = logits.float()
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
 def token_scores(
     logits: torch.Tensor, row: torch.Tensor, column: torch.Tensor, targets: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,5 +102,7 @@ def token_scores(
     Their distributions are at (row, column) of `logits` (B, T, V); no place may occur twice. The entropies have no
     gradient.
     """
+    if not kernels_take(logits):
+        return _ChunkedScores.apply(logits, row, column, targets, temperature)
     places = row * logits.shape[1] + column
     return _TokenScores.apply(logits.view(-1, logits.shape[-1]), places, targets, temperature)
