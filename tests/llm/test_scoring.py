@@ -267,6 +267,9 @@ def test_scores_by_pytorch_equal_autograd_and_keep_no_copy_of_the_logits(tempera
     with Storages(3 * 24) as large:
         log_probs, entropies = token_scores.token_scores(whole, row, column, targets, temperature)
         (log_probs * weights).sum().backward()
+    alone, none = token_scores.token_scores(whole, row, column, targets, temperature, entropy=False)
+    assert torch.equal(alone, log_probs)
+    assert none is None
     assert not entropies.requires_grad
     assert log_probs.dtype == entropies.dtype == torch.float32
 

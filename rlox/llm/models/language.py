@@ -316,8 +316,7 @@ class LanguageModel:
         """
         whole, column = self.logits(layout)
         if not (entropy and entropy_gradient):
-            log_probs, entropies = token_scores(whole, layout.row, column, layout.targets, temperature)
-            return Scores(log_probs, entropies if entropy else None)
+            return Scores(*token_scores(whole, layout.row, column, layout.targets, temperature, entropy))
         logits = whole[layout.row, column].float()
         if temperature != 1.0:
             logits = logits / temperature

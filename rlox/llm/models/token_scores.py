@@ -53,16 +53,19 @@ class _ChunkedScores(torch.autograd.Function):
         column: torch.Tensor,
         targets: torch.Tensor,
         temperature: float,
+        entropy: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        log_probs, totals, entropies = (torch.empty(len(targets), device=logits.device) for _ in range(3))
+        sizes = (len(targets), len(targets), len(targets) if entropy else 0)
+        log_probs, totals, entropies = (torch.empty(n, device=logits.device) for n in sizes)
         for some in _chunks(logits, targets):
             part = _divided(logits[row[some], column[some]], temperature)
             torch.logsumexp(part, -1, out=totals[some])
             part -= totals[some, None]
             log_probs[some] = part.gather(-1, targets[some, None])[:, 0]
-            probs = part.exp()
-            # A logit of minus infinity has probability 0, and their product would be NaN.
-            entropies[some] = -(probs * part.clamp_(min=torch.finfo(part.dtype).min)).sum(-1)
+            if entropy:
+                probs = part.exp()
+                # A logit of minus infinity has probability 0, and their product would be NaN.
+                entropies[some] = -(probs * part.clamp_(min=torch.finfo(part.dtype).min)).sum(-1)
         ctx.save_for_backward(logits, row, column, targets, totals)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(entropies)
@@ -70,7 +73,7 @@ class _ChunkedScores(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slopes: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, slopes: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
         logits, row, column, targets, totals = ctx.saved_tensors
         gradient = torch.zeros_like(logits)
         for some in _chunks(logits, targets):
@@ -79,7 +82,7 @@ class _ChunkedScores(torch.autograd.Function):
             part = part.sub_(totals[some, None]).exp_().mul_(-slope)
             part.scatter_(-1, place, part.gather(-1, place) + slope)
             gradient[row[some], column[some]] = part.to(gradient.dtype)
-        return gradient, None, None, None, None
+        return gradient, None, None, None, None, None
 
 
 def _chunks(logits: torch.Tensor, targets: torch.Tensor) -> list[slice]:
@@ -95,14 +98,21 @@ def _divided(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def token_scores(
-    logits: torch.Tensor, row: torch.Tensor, column: torch.Tensor, targets: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: torch.Tensor,
+    row: torch.Tensor,
+    column: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    entropy: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return log-probabilities and entropies (N,) f32 of the tokens `targets` (N,).
 
     Their distributions are at (row, column) of `logits` (B, T, V); no place may occur twice. The entropies have no
-    gradient.
+    gradient; without `entropy` they are None.
     """
-    if not kernels_take(logits):
-        return _ChunkedScores.apply(logits, row, column, targets, temperature)
-    places = row * logits.shape[1] + column
-    return _TokenScores.apply(logits.view(-1, logits.shape[-1]), places, targets, temperature)
+    if kernels_take(logits):
+        places = row * logits.shape[1] + column
+        log_probs, entropies = _TokenScores.apply(logits.view(-1, logits.shape[-1]), places, targets, temperature)
+    else:
+        log_probs, entropies = _ChunkedScores.apply(logits, row, column, targets, temperature, entropy)
+    return log_probs, entropies if entropy else None
