@@ -1,5 +1,8 @@
 """Presets: other choices of ``algo=`` than the algorithms, which are one of them with other settings."""
 
+import re
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -7,6 +10,7 @@ import rlox
 from rlox_cli.bench.learn import compose_cells
 from rlox_cli.config.compose import compose_jobs
 from rlox_cli.config.presets import algorithm_of, choice_names, config_of, preset_settings, read_presets
+from rlox_cli.report.choosing import START_WITH
 
 PRESET = """# @package _global_
 # DQN that updates sooner.
@@ -86,3 +90,16 @@ def test_shipped_presets_compose_and_are_listed(name, command):
     table = command("show", f"algo={name}")[1]
     assert all(f"algo.{key} " in table for key in settings["algo"])
     assert "preset" in table
+
+
+def test_when_to_start_with_an_algorithm_stands_in_the_manual_and_in_show(command):
+    page = (Path(__file__).parents[1] / "docs" / "algorithms" / "index.md").read_text()
+    rows = re.findall(r"^\| \[[^]]+\]\((\w+)\.md\) \|.*\| ([^|]+) \|$", page, re.MULTILINE)
+    shipped = {name for name in choice_names() if not name.startswith("_")}
+    assert {name: text for name, text in rows if name in shipped} == START_WITH
+    assert set(START_WITH) == shipped
+    _, shown, _ = command("show", "algo=sac")
+    assert f"start with it when: {START_WITH['sac']}\npresets of it:\n  algo=crossq: {START_WITH['crossq']}\n" in shown
+    _, shown, _ = command("show", "algo=xqc")
+    assert START_WITH["xqc"] in shown
+    assert "presets of it" not in shown

@@ -19,6 +19,7 @@ from rlox.config.base import types_of
 from rlox.offline.dataset import open_dataset
 from rlox.tracking.loggers import logger_config, logger_settings, outside_loggers
 from rlox_cli.config.presets import choice_names, config_of, describe_preset, preset_settings, read_presets
+from rlox_cli.report.choosing import START_WITH
 from rlox_cli.report.dataset import print_dataset
 from rlox_cli.terminal.console import PlainTable, TextConsole, make_table, print_table
 
@@ -154,6 +155,12 @@ def _show_algorithm(algo: str, env: str | None, console: TextConsole) -> None:
     if env is not None:
         columns["tuned"] = tuned(algo, env)
     console.print(f"{algo}: {inspect.getdoc(cls) if preset is None else describe_preset(algo)}")
+    if algo in START_WITH:
+        console.print(f"start with it when: {START_WITH[algo]}")
+    if own := [name for name, base in read_presets().items() if base == algo]:
+        console.print("presets of it:")
+        for name in own:
+            console.print(f"  algo={name}: {START_WITH.get(name) or describe_preset(name)}")
     print_table(console, _table(cls, "algo.", {name: settings.get("algo", {}) for name, settings in columns.items()}))
     for name, settings in columns.items():
         rest = {key: value for key, value in settings.items() if key != "algo"}
