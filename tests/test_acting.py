@@ -225,8 +225,8 @@ def test_an_episode_actor_carries_states_and_exploration_noise():
     class Exploration:
         ended = None
 
-        def draw(self, rng):
-            return np.float32(100)
+        def add(self, actions, rng):
+            return actions + np.float32(100)
 
         def end(self, ended):
             self.ended = ended
