@@ -92,7 +92,7 @@ def time_rlox(cell):
 
 
 def merge(out, paths):
-    """Write the curves of all seeds of each cell to `out`, with the settings and with what each file was measured.
+    """Write the curves of all seeds of each cell, and the peer's, to `out`, with the settings and the files' origins.
 
     Raises ValueError if files have different settings for a cell, or different curves for a seed of it.
     """
@@ -105,12 +105,13 @@ def merge(out, paths):
             sources.append({key: content[key] for key in ("command", "date", "machine", "versions")})
         for label, cell in content["cells"].items():
             kept = {key: cell[key] for key in ("algo", "env", "settings")}
-            merged = cells.setdefault(label, {**kept, "curves": {}})
+            merged = cells.setdefault(label, dict(kept))
             if {key: merged[key] for key in kept} != kept:
                 raise ValueError(f"{path}: {label} has other settings than the files before")
-            for seed, curve in cell["curves"].items():
-                if merged["curves"].setdefault(seed, curve) != curve:
-                    raise ValueError(f"{path}: {label} has another curve of seed {seed} than a file before")
+            for side in ("curves", "curves_sb3"):
+                for seed, curve in cell.get(side, {}).items():
+                    if merged.setdefault(side, {}).setdefault(seed, curve) != curve:
+                        raise ValueError(f"{path}: {label} has another curve of seed {seed} than a file before")
     Path(out).write_text(json.dumps({"sources": sources, "cells": cells}) + "\n")
 
 

@@ -64,6 +64,9 @@ def test_the_figure_and_the_ratios_to_sac(tmp_path, capsys):
 
 def test_results_of_single_seeds_become_one_file(tmp_path, capsys):
     first = learned(tmp_path, "crossq-Hopper-v5", [1.0, 2.0])
+    theirs = json.loads(first.read_text())
+    theirs["cells"]["crossq-Hopper-v5"]["curves_sb3"] = {"100": [{"step": 1, "mean": 5.0, "cpu_s": 1.0}]}
+    first.write_text(json.dumps(theirs))
     second = learned(tmp_path, "crossq-Hopper-v5", [6.0], first_seed=102)
     sac = learned(tmp_path, "sac-Hopper-v5", [1.0, 1.0, 1.0])
     some, every = str(tmp_path / "some.json"), str(tmp_path / "every.json")
@@ -71,6 +74,7 @@ def test_results_of_single_seeds_become_one_file(tmp_path, capsys):
     few_steps.main("merge", every, some, str(second))
     merged = json.loads(Path(every).read_text())
     assert list(merged["cells"]["crossq-Hopper-v5"]["curves"]) == ["100", "101", "102"]
+    assert merged["cells"]["crossq-Hopper-v5"]["curves_sb3"]["100"][-1]["mean"] == 5.0
     assert [source["command"] for source in merged["sources"]] == ["from 100", "from 100", "from 102"]
     few_steps.main("figure", str(tmp_path / "all.png"), every)
     assert json.loads(capsys.readouterr().out)["crossq"]["Hopper-v5"] == pytest.approx(3.0)

@@ -13,7 +13,7 @@ START_WITH = {
     "dreamer": "steps are very expensive, or one observation is not enough",
     "sac": "actions are continuous: for small tasks, or as the usual baseline",
     "crossq": "steps are expensive and actions continuous, or CPU seconds count",
-    "xqc": "as CrossQ, and a step takes 50 ms or more",
+    "xqc": "as CrossQ, and three times the computing does not matter",
     "flashsac": "as XQC; it costs more and has been measured less",
     "droq": "a step takes seconds, as on a robot",
     "redq": "you compare with it: DroQ costs less",

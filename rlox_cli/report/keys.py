@@ -150,17 +150,18 @@ def show_keys(topics: list[str]) -> None:
 
 def _show_algorithm(algo: str, env: str | None, console: TextConsole) -> None:
     """Print the table of an algorithm or a preset, with the preset's settings and those tuned for `env`."""
-    cls, preset = config_of(algo), preset_settings(algo) if algo in read_presets() else None
+    presets = read_presets()
+    cls, preset = config_of(algo), preset_settings(algo) if algo in presets else None
     columns = {} if preset is None else {"preset": preset}
     if env is not None:
         columns["tuned"] = tuned(algo, env)
     console.print(f"{algo}: {inspect.getdoc(cls) if preset is None else describe_preset(algo)}")
     if algo in START_WITH:
         console.print(f"start with it when: {START_WITH[algo]}")
-    if own := [name for name, base in read_presets().items() if base == algo]:
+    if own := [name for name, base in presets.items() if base == algo]:
         console.print("presets of it:")
         for name in own:
-            console.print(f"  algo={name}: {START_WITH.get(name) or describe_preset(name)}")
+            console.print(f"  algo={name}: {START_WITH[name]}")
     print_table(console, _table(cls, "algo.", {name: settings.get("algo", {}) for name, settings in columns.items()}))
     for name, settings in columns.items():
         rest = {key: value for key, value in settings.items() if key != "algo"}
