@@ -188,6 +188,29 @@ def test_early_stopping_counts_calls_without_improvement():
         CallbackList([lambda **info: True])
 
 
+def test_early_stopping_waits_anew_in_the_next_training():
+    class Rewards(Callback):
+        def on_step(self, **info):
+            return stops.on_step(reward=1.0)
+
+        def on_training_start(self, **info):
+            stops.on_training_start(**info)
+
+    stops = EarlyStoppingCallback(patience=3)
+    ppo = small(callbacks=[Rewards()])
+    steps = []
+    for total in (10_000, 10_000):
+        before = ppo.counters.updates
+        ppo.train(total)
+        steps.append(ppo.counters.updates - before)
+    assert steps == [4, 3]
+    stops.waited = 2
+    kept = EarlyStoppingCallback(patience=3)
+    kept.set_state(stops.state())
+    kept.on_training_start()  # of a hand-written loop that goes on
+    assert kept.waited == 2
+
+
 def test_early_stopping_at_a_threshold():
     callback = EarlyStoppingCallback(patience=5, threshold=100.0)
     assert [callback.on_step(reward=r, step=i) for i, r in enumerate([50.0, math.nan, 99.9, 100.0])] == [

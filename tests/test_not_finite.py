@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import failing_user_code
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
 import rlox
@@ -165,3 +167,35 @@ def test_the_environment_is_named_if_the_policy_rejects_its_nan():
     collector = RolloutCollector("NanAt-v0", 4, 0, env_kwargs=kwargs)
     with pytest.raises(FloatingPointError, match=r"must be finite, got nan .* from environment 0 at step 204"):
         collector.collect(Strict(), 64)
+
+
+class Counted(gymnasium.Env):
+    """Observes 1,000 times the number of the episode, plus the step; the sixth step of all has the reward NaN."""
+
+    observation_space, action_space = spaces.Box(-1e6, 1e6, (1,)), spaces.Discrete(2)
+    episodes = steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        Counted.episodes, self.t = Counted.episodes + 1, 0
+        return self.look(), {}
+
+    def look(self):
+        return np.array([1000 * Counted.episodes + self.t], np.float32)
+
+    def step(self, action):
+        self.t += 1
+        Counted.steps += 1
+        return self.look(), np.nan if Counted.steps == 6 else 1.0, False, False, {}
+
+
+def test_returns_of_several_steps_end_where_a_number_was_refused():
+    Counted.episodes = Counted.steps = 0
+    dqn = rlox.DQN(Counted, n_envs=1, n_step=3, learning_starts=1000, buffer_size=100, batch_size=4)
+    with pytest.raises(FloatingPointError, match="rewards must be finite"):
+        dqn.train(20)
+    dqn.train(10)
+    rows = dqn.buffer.gather(np.arange(len(dqn.buffer)))
+    first, last = rows["obs"][:, 0] // 1000, rows["next_obs"][:, 0] // 1000
+    assert {1.0, 2.0} <= set(first.tolist())
+    assert np.array_equal(first, last)

@@ -103,3 +103,13 @@ def test_when_to_start_with_an_algorithm_stands_in_the_manual_and_in_show(comman
     _, shown, _ = command("show", "algo=xqc")
     assert START_WITH["xqc"] in shown
     assert "presets of it" not in shown
+
+
+@pytest.mark.parametrize("name", sorted(read_presets()))
+def test_a_preset_in_the_library_has_the_memory_of_the_command_line(name):
+    (job,) = compose_jobs([], [f"algo={name}", "tuned=off"])
+    cls = rlox.DQN if job.algo == "dqn" else rlox.SAC
+    agent = cls("CartPole-v1" if job.algo == "dqn" else "Pendulum-v1", **rlox.preset(name))
+    ours, theirs = agent._memory.config, job.config.buffer
+    assert (ours.name, ours.n_step) == (theirs.name, theirs.n_step)
+    assert agent.config.to_dict() == job.config.algo.to_dict()

@@ -18,7 +18,7 @@ from rlox.llm.encoded import Encoded, encode_dataset
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.rewards.functions import Rewards
 from rlox.llm.rewards.scoring import completions_of, scores_of
-from rlox.llm.sampling import Completions, Settings, sample
+from rlox.llm.sampling import Completions, Settings, sample_in_parts
 
 
 class Best(NamedTuple):
@@ -115,7 +115,8 @@ class BestOfN:
 
     def _complete(self, prompts: Sequence[np.ndarray]) -> Completions:
         if self._served is None:
-            return sample(self.model, prompts, self.settings, n=self.n, seed=self.seed, step=self._calls)
+            numbers = range(len(prompts))
+            return sample_in_parts(self.model, prompts, self.settings, self.n, self.seed, self._calls, numbers)
         return self._served.complete(prompts, self.n, self.settings, self.seed, self._calls, "its own")
 
     def generate(self, prompts: Any, return_scores: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:

@@ -45,9 +45,11 @@ class DPO(LLMAlgorithm):
         self._drawn: Pairs | None = None
 
     def use(self, dataset: Any) -> None:
+        before = self.rows
         super().use(dataset)
         assert self.rows is not None
-        self._known.reset(len(self.rows))
+        if before is None or before.fingerprint != self.rows.fingerprint:
+            self._known.reset(len(self.rows))
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
         super()._start_from(checkpoint, where)

@@ -103,14 +103,22 @@ class GRPO(LLMAlgorithm):
                 f"GRPO: environment must be a function that returns an environment, got {shown(environment)}"
             )
         self.environment = environment
+        has_tokenizer, has_environment = more.get("tokenizer") is not None, environment is not None
         self.rewards = (
-            None if reward_fn is None else Rewards(reward_fn, reward_weights, "GRPO", more.get("tokenizer") is not None)
+            None if reward_fn is None else Rewards(reward_fn, reward_weights, "GRPO", has_tokenizer, has_environment)
         )
         super().__init__(model, ref_model, callbacks, logger, **more)
         if self.config.importance_sampling_level == "sequence" and self.config.loss_type != "grpo":
             warnings.warn(
                 "GRPO: importance_sampling_level=sequence (GSPO) needs loss_type=grpo, in which every sequence has the "
                 f"same weight, got loss_type={self.config.loss_type}, in which longer sequences have more",
+                stacklevel=2,
+            )
+        c = self.config
+        if c.top_k > 0 or c.top_p < 1.0 or c.min_p > 0.0:
+            warnings.warn(
+                "GRPO: top_k, top_p and min_p restrict what is sampled, not what is learned: ratios are those of the "
+                "whole distribution, and sampler_gap shows the difference",
                 stacklevel=2,
             )
 
@@ -123,6 +131,9 @@ class GRPO(LLMAlgorithm):
 
     def _longest(self) -> int:
         return self.config.max_new_tokens
+
+    def _most_completions(self) -> int:
+        return max(super()._most_completions(), self.config.batch_size * self.config.group_size)
 
     def _prepare_training(self) -> None:
         super()._prepare_training()
@@ -237,8 +248,9 @@ class GRPO(LLMAlgorithm):
         advantages = send(advantages.astype(np.float32), self.device)
         sampled = send(batch.sampler_log_probs, self.device)
         # With a single step, the policy is still the one that sampled, and the first pass gives its log-probabilities.
-        before = self.log_probs(whole, c.temperature) if n_steps > 1 else None
-        reference = self.log_probs(whole, c.temperature, reference=True) if c.kl_coef > 0 else None
+        n_parts = c.n_minibatches * c.accumulation
+        before = self.log_probs(whole, c.temperature, n_parts=n_parts) if n_steps > 1 else None
+        reference = self.log_probs(whole, c.temperature, True, n_parts) if c.kl_coef > 0 else None
 
         history: list[dict[str, torch.Tensor]] = []
         for rows in self._minibatches(len(batch)):

@@ -107,6 +107,9 @@ class OnlineDPO(LLMAlgorithm):
     def _longest(self) -> int:
         return self.config.max_new_tokens
 
+    def _most_completions(self) -> int:
+        return max(super()._most_completions(), 2 * self.config.batch_size)
+
     def _prepare_training(self) -> None:
         super()._prepare_training()
         self.preferences.require()
@@ -140,11 +143,11 @@ class OnlineDPO(LLMAlgorithm):
         self.follow_schedule()
         metrics = {name: torch.zeros((), device=self.device) for name in ("loss", *(_METRICS if total else ()))}
         if n_pairs:
-            reference = self.log_probs(batch.sequences, reference=True)
+            reference = self.log_probs(batch.sequences, c.temperature, reference=True)
             for rows in in_parts(n_pairs, c.accumulation):
                 sequences, tokens = batch.sequences.take(np.concatenate([rows, rows + n_pairs]))
                 owner, n = send(sequences.owner, self.device), len(rows)
-                gaps = self.score(sequences).log_probs - reference[send(tokens, self.device)]
+                gaps = self.score(sequences, c.temperature).log_probs - reference[send(tokens, self.device)]
                 gains = sequence_sums(gaps, owner, 2 * n).view(2, n)  # log policy - log reference; row 0 is preferred
                 lengths = send(sequences.n_scored, self.device).clamp(min=1).view(2, n)
                 means = gains / lengths

@@ -39,6 +39,13 @@ class EarlyStoppingCallback(Callback):
     def set_state(self, state: dict[str, Any]) -> None:
         self.best, self.waited = _number(state["best"]), state["waited"]
 
+    def on_training_start(self, *, algorithm=None, **info: Any) -> None:
+        counters = getattr(algorithm, "counters", None)
+        is_new = counters is not None and counters.steps == counters.horizon_start
+        # A training that goes on although this callback has stopped it gets its patience, too.
+        if is_new or self.waited >= self.patience:
+            self.waited = 0
+
     def on_step(self, *, reward: float | None = None, **info: Any) -> bool:
         if reward is None:
             raise TypeError("EarlyStoppingCallback needs reward=…; pass reward=mean_return to on_step")

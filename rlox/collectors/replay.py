@@ -192,8 +192,12 @@ class ReplayCollector(Collector):
         return None if self._raw is None else hashlib.sha256(np.ascontiguousarray(self._raw)).hexdigest()  # type: ignore[arg-type]
 
     def observe(self) -> np.ndarray:
-        """Return the current observations ``(N, *obs_shape)``, not a copy. The first call starts the environments."""
+        """Return the current observations ``(N, *obs_shape)``, not a copy. The first call starts the environments, and
+        so does the first one after a number was refused."""
         if self._raw is None:
+            self.forget_buffer()
+            if self.exploration is not None:
+                self.exploration.end(np.ones(self.n_envs, np.bool_))
             self._raw = self.env.reset_all()
             self._mask = self.env.action_masks() if self.spec.masked else None
             if not all_finite(self._raw):

@@ -41,8 +41,6 @@ class SequenceCollector(ReplayCollector):
         `rlox.SequenceReplayBuffer`. Returns the returns (E,) f64 and lengths (E,) int64 of the episodes that ended.
         """
         n, out = self.n_envs, self._out
-        if self._raw is None:
-            self.forget_buffer()
         obs = self.observe()
         self.continue_in(buffer)
         policy = acting_policy(agent, self.device)

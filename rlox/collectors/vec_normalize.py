@@ -198,7 +198,8 @@ class VecNormalize:
         ValueError
             If the observations have another shape.
         """
-        ours = {name: array.shape for name, array in self.state().items() if name != "returns"}
+        own = ("returns", "return_largest")  # of the running episodes, and of `fit` alone
+        ours = {name: array.shape for name, array in self.state().items() if name not in own}
         for name, shape in ours.items():
             if name not in state or state[name].shape != shape:
                 got = state[name].shape if name in state else "nothing"

@@ -19,7 +19,7 @@ class CriticConfig(Config):
     critic_hidden_sizes: list[int] | None = None  # units per hidden layer of the critics; null: hidden_sizes
     n_critics: int = 2  # critics, of whose values the smallest is the target
     n_target_critics: int | None = None  # so many of them, drawn anew for each update, make the target; null: all
-    policy_value: str = "min"  # what the policy climbs: min or mean of all critics' values
+    policy_value: str = "min"  # what the policy climbs: min or mean of the critics' values; TD3's min: the first's
     critic_norm: str = "none"  # none, layer, batch, or batch_renorm: how the critics' hidden layers are normalised
     actor_norm: str = "none"  # the same for the policy
     residual_blocks: int = 0  # of policy and critics, each of layers of 4 d and d units; d is their only hidden size

@@ -19,7 +19,8 @@ def preset(name: str) -> dict[str, Any]:
     Returns
     -------
     dict
-        For the algorithm's class: ``SAC(env, **preset("crossq"))``.
+        For the algorithm's class: ``SAC(env, **preset("crossq"))``. If the preset chooses another memory, they include
+        ``buffer``, the memory and its settings.
 
     Raises
     ------
@@ -36,7 +37,10 @@ def preset(name: str) -> dict[str, Any]:
     texts = {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in root.iterdir()}
     # The first default of a preset is the schema of another algorithm.
     presets = sorted(one for one, text in texts.items() if f"{one}_schema@" not in text)
-    return yaml.safe_load(texts[choice("preset", "name", name, presets)])["algo"]
+    content = yaml.safe_load(texts[choice("preset", "name", name, presets)])
+    chosen = next(one["override /buffer"] for one in content["defaults"] if "override /buffer" in one)
+    memory = {"name": chosen, **content.get("buffer", {})}
+    return content["algo"] | ({} if memory == {"name": "uniform"} else {"buffer": memory})
 
 
 def tuned(algo: str, env: str) -> dict[str, Any]:

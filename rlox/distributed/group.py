@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from rlox.checkpoint import Checkpoint
-from rlox.distributed.ranks import ALONE, OWN, SHARED, RankLost, Ranks, become, list_named_files, memory_folder
+from rlox.distributed.ranks import (
+    ALONE,
+    OWN,
+    SHARED,
+    RankLost,
+    Ranks,
+    become,
+    env_axis,
+    list_named_files,
+    memory_folder,
+)
 from rlox.kernels.rng import Rng
 from rlox.nn.modules import own_gpu
 
@@ -263,7 +273,7 @@ class Group(Ranks):
 
         environment = checkpoint.tensors.get("environment", {})
         if "keys" in environment:
-            tensors["environment"] = {name: join("environment", name, -1) for name in environment}
+            tensors["environment"] = {name: join("environment", name, env_axis(name)) for name in environment}
         if noise := checkpoint.tensors.get("action_noise"):
             tensors["action_noise"] = {name: join("action_noise", name, 0) for name in noise}
         normalization = checkpoint.tensors["normalization"]

@@ -37,6 +37,8 @@ _T = TypeVar("_T")
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # The class of a rank, by the value of `distributed`.
 _KINDS = {"ddp": "rlox.distributed.group:Group", "fsdp": "rlox.distributed.sharded:ShardedGroup"}
+# The saved state of environments that has them along the first axis; kernels have them along the last one.
+_BY_ENV = ("policy_memory", "policy_is_first", "agent_carry", "agent_rewards", "agent_first")
 SHARED = 1 << 32  # first stream of the ranks' own generators
 # Sections of a checkpoint that each rank has separately.
 OWN = ("environment", "generators", "reference_log_probs", "memory")
@@ -50,6 +52,11 @@ class RankLost(RuntimeError):
     """
 
     unreported = False
+
+
+def env_axis(name: str) -> int:
+    """Return the axis of the environments in the array `name` of their saved state."""
+    return 0 if name in _BY_ENV else -1
 
 
 class Ranks:
@@ -176,7 +183,10 @@ class Ranks:
         if "keys" in environment:  # native environments, one column each
             n = environment["keys"].shape[-1] // self.size
             rows = slice(self.rank * n, (self.rank + 1) * n)
-            tensors["environment"] = {name: np.ascontiguousarray(x[..., rows]) for name, x in environment.items()}
+            tensors["environment"] = {
+                name: np.ascontiguousarray(x[rows] if env_axis(name) == 0 else x[..., rows])
+                for name, x in environment.items()
+            }
         elif len(_saved_ranks(whole)) + 1 != self.size:
             tensors["environment"] = {}
         if "action_noise" in whole.tensors:

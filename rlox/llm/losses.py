@@ -113,7 +113,7 @@ def sampler_weights(
     if correction.startswith("sequence"):
         difference = sequence_sums(difference, owner, n)[owner]
     ratios = difference.exp()
-    return ratios.clamp(max=cap) if correction.endswith("truncate") else ratios * (ratios <= cap)
+    return ratios.clamp(max=cap) if correction.endswith("truncate") else ratios.masked_fill(ratios > cap, 0.0)
 
 
 def k3(log_probs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Share of the batch that must be finished before its rows are removed: a removal copies the cache of all other rows.
 _DONE = 0.25
+# Completions that are sampled at once although an update samples fewer, or none.
+AT_ONCE = 64
 # Tokens after which a GPU is asked which completions have ended.
 _LOOK_EVERY = 8
 # Share of a batch of a static cache that must be finished before its rows are removed: a graph is captured anew then.
@@ -247,6 +249,32 @@ def sample(
     return _completions(model, *_to_host(ids, log_probs), last_ids)
 
 
+def sample_in_parts(
+    model: LanguageModel,
+    prompts: Sequence[Any],
+    settings: Settings,
+    n: int,
+    seed: int,
+    step: int,
+    numbers: Sequence[int],
+    most: int = AT_ONCE,
+) -> Completions:
+    """Draw what `sample` draws, of as many prompts at once as have at most `most` completions, or of one."""
+    size = max(1, most // n)
+    parts = [
+        sample(model, prompts[i : i + size], settings, n=n, seed=seed, step=step, numbers=numbers[i : i + size])
+        for i in range(0, len(prompts), size)
+    ]
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Completions]) -> Completions:
+    if len(parts) == 1:
+        return parts[0]
+    ids, log_probs = ([x for part in parts for x in getattr(part, name)] for name in ("ids", "log_probs"))
+    return Completions(ids, log_probs, np.concatenate([part.ended for part in parts]))
+
+
 def _to_host(ids: torch.Tensor, log_probs: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     both = torch.stack([ids.double(), log_probs.double()]).cpu().numpy()  # one transfer
     return both[0].astype(np.int64), both[1].astype(np.float32)
@@ -287,9 +315,8 @@ def sample_within(
         parts.append(draw(places, limit))
         rows += [place * n + j for place in places for j in range(n)]
     order = np.argsort(rows)
-    ids, log_probs = ([x for part in parts for x in getattr(part, name)] for name in ("ids", "log_probs"))
-    ended = np.concatenate([part.ended for part in parts])
-    return Completions([ids[i] for i in order], [log_probs[i] for i in order], ended[order])
+    drawn = _joined(parts)
+    return Completions([drawn.ids[i] for i in order], [drawn.log_probs[i] for i in order], drawn.ended[order])
 
 
 def _samples_with_cache(model: LanguageModel) -> bool:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from rlox.kernels.nn import quantiles as kernel
-from rlox.nn.value_networks import ValueNetwork
+from rlox.nn.value_networks import ValueNetwork, expectations
 
 
 def distributional_q_loss(
@@ -57,7 +57,7 @@ def distributional_q_loss(
         ahead = _take(next_outputs, legal.argmax(-1))
         if head.kind == "categorical":
             targets = project_atoms(ahead.softmax(-1), rewards, discounts, atoms)
-            goals = targets @ atoms
+            goals = expectations(targets, atoms)
         else:
             targets = torch.addcmul(rewards.unsqueeze(-1), discounts.unsqueeze(-1), ahead)
             goals = targets.mean(-1)
@@ -134,7 +134,8 @@ def project_atoms(
     """
     low, high, n = atoms[0], atoms[-1], len(atoms)
     values = torch.addcmul(rewards.unsqueeze(-1), discounts.unsqueeze(-1), atoms).clamp(low, high)
-    places = (values - low) * ((n - 1) / (high - low))
+    # Rounding may not lead beyond the last atom: it would make a probability negative.
+    places = ((values - low) * ((n - 1) / (high - low))).clamp(max=n - 1)
     return (share_by_scatter if places.device.type == "cpu" else share_by_pairs)(places, probabilities)
 
 
@@ -150,4 +151,4 @@ def share_by_pairs(places: torch.Tensor, probabilities: torch.Tensor) -> torch.T
     """Return the same as `share_by_scatter` by a sum over all pairs: a GPU adds up in any order what it scatters."""
     grid = torch.arange(places.shape[-1], dtype=places.dtype, device=places.device)
     shares = (1.0 - (places.unsqueeze(1) - grid.unsqueeze(-1)).abs()).clamp(min=0.0)  # (B, to, from)
-    return (shares @ probabilities.unsqueeze(-1)).squeeze(-1)
+    return expectations(shares, probabilities)

@@ -61,6 +61,9 @@ class AgentEpisodes:
     ) -> list[float]:
         """Take steps until there are `count` rows. Returns the returns of completed lives.
 
+        Where agents take turns, a row reaches from a turn of an agent to its next one, or to the end of its life; its
+        reward is the sum of all rewards meanwhile.
+
         `algorithm` acts for all agents; None takes uniformly random legal actions. `push` is called with the number of
         an agent, environment * M + its index, and its next rows; `progress` with the number of new rows.
         """
@@ -71,6 +74,8 @@ class AgentEpisodes:
         n_rows = max(1, min(1024, block_rows(row_bytes) // (n * m)))
         block = allocate_block(spec, (n_rows, n, m))
         block.pop("next_action_masks", None)  # unknown where an agent's life was cut
+        turns, begun = env.spec.turns, np.zeros((n, m), np.bool_)  # rows that have no end yet ...
+        open_rows = {name: np.zeros_like(block[name][0]) for name in block}  # ... and what is known of them
         lived = np.empty((n_rows, n, m), np.bool_)
         running, returns = np.zeros((n, m)), []
         taken = idle = 0
@@ -86,22 +91,32 @@ class AgentEpisodes:
                         f"in {_PATIENCE:,} steps of {self._name}"
                     )
                 actions = policy.actions(step, memories, deterministic, rng)
-                block["obs"][used] = step.obs[g][:, members]
-                block["actions"][used] = actions[g][:, members]
+                open_rows["obs"][alive] = step.obs[g][:, members][alive]
+                open_rows["actions"][alive] = actions[g][:, members][alive]
                 if spec.masked:
-                    block["action_masks"][used] = step.masks[g][:, members]
+                    open_rows["action_masks"][alive] = step.masks[g][:, members][alive]
+                begun |= alive
                 step = env.step_all(actions)
                 rewards, terminated, truncated = (
                     column[g][:, members] for column in (step.rewards, step.terminated, step.truncated)
                 )
-                block["next_obs"][used] = step.final_obs[g][:, members]
-                block["rewards"][used], block["terminated"][used] = rewards, terminated
-                block["truncated"][used] = truncated
-                # The last step may give more rows than are needed.
-                order = np.cumsum(alive).reshape(alive.shape)
-                kept = lived[used] = alive & (order <= count - taken - reported)
-                running += rewards
                 ended = terminated | truncated
+                open_rows["rewards"] += rewards
+                open_rows["terminated"][...], open_rows["truncated"][...] = terminated, truncated
+                open_rows["next_obs"][...] = step.final_obs[g][:, members]
+                complete = begun
+                if turns:
+                    complete = begun & (ended | step.alive[g][:, members])
+                    goes_on = complete & ~ended
+                    open_rows["next_obs"][goes_on] = step.obs[g][:, members][goes_on]
+                for name, values in open_rows.items():
+                    block[name][used] = values
+                # The last step may give more rows than are needed.
+                order = np.cumsum(complete).reshape(complete.shape)
+                kept = lived[used] = complete & (order <= count - taken - reported)
+                begun = begun & ~complete
+                open_rows["rewards"][~begun] = 0.0
+                running += rewards
                 returns += running[ended & kept].tolist()
                 running[ended] = 0.0
                 reported += int(kept.sum())

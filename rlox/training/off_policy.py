@@ -17,6 +17,7 @@ from rlox.collectors import ReplayCollector, RewardFn
 from rlox.collectors.exploration import ActionNoise
 from rlox.compiled import NativeActor, NativeBoundedPolicy
 from rlox.compiled.guard import find_difference, find_update_difference
+from rlox.config.base import SCHEDULES
 from rlox.gpu.acting import Follower, choose_actor
 from rlox.gpu.devices import CUDA_PAYS_FROM, UPDATE_PAYS_FROM
 from rlox.gpu.memories import place_memory
@@ -100,6 +101,8 @@ class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
 
         c, spec, where, kind = self.config, self.spec, type(self).__name__, self.Policy
         assert kind is not None
+        if policy is not None and (option := self._find_policy_option()) is not None:
+            raise ValueError(f"{where}: policy must be left out with {option}, which is of the policy that it replaces")
         require_bounds(spec, where)
         if spec.image:
             raise ValueError(
@@ -121,6 +124,10 @@ class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
 
     def _make_net(self, rng: Rng) -> nn.Module | None:
         """Return a network for the default policy; None for a plain perceptron."""
+        return None
+
+    def _find_policy_option(self) -> str | None:
+        """Return the first option that only the default policy has, as ``name=value``; None if there is none."""
         return None
 
     def _require_outputs(self, policy: nn.Module, size: int, what: str) -> None:
@@ -274,6 +281,8 @@ class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
             return "the environment is not native"
         if self.collector.reward_fn is not None:
             return "there is a reward_fn"
+        if (schedule := self.config.learning_rate_schedule) not in SCHEDULES:
+            return f"learning_rate_schedule is {schedule}"
         if self.spec.masked:
             return "the environment masks actions"
         if self._dataset is not None:
@@ -353,14 +362,12 @@ class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
         if "critics" not in self._parts:
             super()._start_from(checkpoint, where)
             return
-        critics, activation = checkpoint.tensors.get("critics"), checkpoint.header["config"].get("activation")
+        critics = checkpoint.tensors.get("critics")
         if not critics:
             raise ValueError(
                 f"{where}: it must contain critics, because new ones would soon ruin its policy, got a checkpoint of "
                 f"{one_line(checkpoint.header['algorithm'])}; TD3, SAC, TD3BC, CQL and IQL have critics"
             )
-        if activation != self.config.activation:
-            raise ValueError(f"{where}: activation must be the checkpoint's, {one_line(activation)}")
         super()._start_from(checkpoint, where)
         for name in {"critics", "target"} & self._parts.keys():
             load_weights_(self._parts[name], critics, f"{where}: {name}")

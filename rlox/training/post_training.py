@@ -33,7 +33,15 @@ from rlox.llm.models.packing import require_packing
 from rlox.llm.models.reference import Reference
 from rlox.llm.models.saved import description, load_weights_, save_pretrained, tokenizer_state, weights
 from rlox.llm.rewards.scoring import Scored, completions_of, texts_of
-from rlox.llm.sampling import Completions, Settings, sample, sample_within, settings_of, unique_numbers
+from rlox.llm.sampling import (
+    AT_ONCE,
+    Completions,
+    Settings,
+    sample_in_parts,
+    sample_within,
+    settings_of,
+    unique_numbers,
+)
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.nn.modes import torch_threads
 from rlox.nn.modules import generator_states
@@ -179,7 +187,6 @@ class LLMAlgorithm(Algorithm):
             for packed in (self.model, None if self.reference is None else self.reference.separate):
                 if packed is not None:
                     require_packing(packed, self.cast)
-        self._lost_reference = False  # whether a checkpoint was trained with a ref_model that was not passed again
         self.rows: Encoded | None = None
         self._order: RowOrder | None = None
         self.eval_rows: Encoded | None = None
@@ -216,6 +223,8 @@ class LLMAlgorithm(Algorithm):
             raise ValueError(f"{type(self).__name__}: model must have parameters that require a gradient, got none")
         for p in trained:
             p.data = p.data.float()
+        if self.reference is not None and c.ref_sync_every is not None:
+            self.reference.require_movable()
         moved = None if self.reference is None else self.reference.changing(c.ref_sync_every is not None)
         self._share_out()
         self.optimizer = self.ranks.adam(self.policy.parameters(), c.learning_rate, 1e-8, c.weight_decay)
@@ -243,13 +252,14 @@ class LLMAlgorithm(Algorithm):
     # ---- rows
 
     def use(self, dataset: Any) -> None:
-        """Learn from `dataset` from now on, starting with its first pass.
+        """Learn from `dataset` from now on, starting with its first pass; if it is the present one, go on with it.
 
         Raises TypeError, ValueError or FileNotFoundError if rows lack columns that the algorithm reads, have text but
         there is no tokenizer, or are longer than the model's context.
         """
-        self.rows = self._encode(dataset)
-        self._order = RowOrder(len(self.rows), self.rng, self.counters.updates)
+        before, self.rows = self.rows, self._encode(dataset)
+        if before is None or before.fingerprint != self.rows.fingerprint:
+            self._order = RowOrder(len(self.rows), self.rng, self.counters.updates)
 
     def _encode(self, dataset: Any) -> Encoded:
         return encode_dataset(dataset, self.task, self.model, type(self).__name__, self._longest())
@@ -257,6 +267,10 @@ class LLMAlgorithm(Algorithm):
     def _longest(self) -> int:
         """Return the number of tokens that the algorithm adds to those of a row."""
         return 0
+
+    def _most_completions(self) -> int:
+        """Return how many completions are sampled at once: those of an update, or `AT_ONCE` if they are fewer."""
+        return max(AT_ONCE, self.config.batch_size)
 
     def numbers(self, update: int) -> np.ndarray:
         """Return the rows (B,) int64 from which the update with this number learns."""
@@ -299,15 +313,17 @@ class LLMAlgorithm(Algorithm):
             return self.model.score(layout, temperature, **asked)
 
     @torch.no_grad()
-    def log_probs(self, sequences: Sequences, temperature: float = 1.0, reference: bool = False) -> torch.Tensor:
+    def log_probs(
+        self, sequences: Sequences, temperature: float = 1.0, reference: bool = False, n_parts: int | None = None
+    ) -> torch.Tensor:
         """Return log-probabilities f32 (N,) of the scored tokens, without gradient, by the model or the `reference`.
 
-        They are computed in `accumulation` parts, like the gradient.
+        They are computed in `n_parts` parts, by default in `accumulation`, like the gradient.
         """
         log_probs = torch.empty(int(sequences.n_scored.sum()), dtype=torch.float32, device=self.device)
         separate = None if self.reference is None else self.reference.separate
         reader = self.model if not reference or separate is None else separate
-        for rows in in_parts(len(sequences), self.config.accumulation):
+        for rows in in_parts(len(sequences), self.config.accumulation if n_parts is None else n_parts):
             part, tokens = sequences.take(rows)
             layout = reader.layout(part, self._row_length(part))
             with self.cast():
@@ -346,7 +362,8 @@ class LLMAlgorithm(Algorithm):
                 return self._complete_there(some, n, step, own, seed if limit == most else Rng(seed, limit).key)
             with self.cast():
                 chosen = [streams[i] for i in places]
-                return sample(model or self.model, some, own, n=n, seed=seed, step=step, numbers=chosen)
+                at_once = self._most_completions()
+                return sample_in_parts(model or self.model, some, own, n, seed, step, chosen, at_once)
 
         room = [most if context is None else context - len(prompt) for prompt in prompts]
         return sample_within([max(1, min(most, left)) for left in room], n, draw)
@@ -483,26 +500,14 @@ class LLMAlgorithm(Algorithm):
                 f"{type(self).__name__}.train: there must be rows to learn from; pass them to train, or "
                 "dataset=… to the constructor"
             )
-        self._require_reference()
+        if self.reference is not None:
+            self.reference.require()
         if self._served is not None:
             self._served.require_training()
             self._served.start(max(map(len, self.rows.prompts)) + self._longest())
 
-    def _miss_reference(self) -> None:
-        """Remember that a checkpoint was trained with a ref_model that was not passed again."""
-        self._lost_reference = True
-        self._parts.pop("reference", None)
-
-    def _require_reference(self) -> None:
-        if self._lost_reference:
-            raise ValueError(
-                f"{type(self).__name__}: its checkpoint was trained with a ref_model, which it does not contain; pass "
-                "ref_model=… to from_checkpoint"
-            )
-
     def train_step(self, *data: Any, **named: Any) -> dict[str, float]:
         """Take one update on the given rows. Returns its metrics. See the algorithm for the arguments."""
-        self._require_reference()
         if self._served is not None:
             self._served.require_training()
         batch = self._batch_of(*data, **named)
@@ -646,7 +651,8 @@ class LLMAlgorithm(Algorithm):
             Required for a custom module, and for adapters whose model is no longer at its source; its weights are
             replaced.
         ref_model : nn.Module, optional
-            Required for further training if the saved training had one.
+            Required, if the saved training had one, for everything that compares the model with it: further training,
+            and evaluation with `DPO` or a `preference_fn`.
         tokenizer : optional
             By default the one in the checkpoint.
         dataset : optional

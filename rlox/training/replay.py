@@ -605,6 +605,13 @@ class ReplayMemory:
         """Copy the new part of the memory. Returns a function that writes it for a checkpoint in `folder`, and one
         that removes unneeded files."""
         mine, start, buffer = self._folder_of(folder), self.start, self.buffer
+        if self._folder is not None:
+            warnings.warn(
+                f"{self._where}: a checkpoint's replay memory is lost when this process ends, because its file is in a "
+                'temporary folder; pass buffer={"name": "mmap", "folder": …} to keep it',
+                RuntimeWarning,
+                stacklevel=5,
+            )
         if self._files is None or self._files.folder != mine:
             self._files = replay_files.ReplayFiles(mine)
         taken = self._files.take(buffer)

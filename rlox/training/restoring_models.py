@@ -60,7 +60,8 @@ def with_model(
         )
     if ref_model is None and algorithm.reference is not None:
         if header.get("reference") == "given":
-            algorithm._miss_reference()
+            algorithm.reference.lost = True
+            algorithm._parts.pop("reference", None)
         elif header.get("reference") == "kept":
             algorithm._freeze_adapters()
         elif header.get("reference") == "switched":

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlox import SAC, TD3, preset
+from rlox import DQN, SAC, TD3, preset
 from rlox.checkpoint.counters import scheduled
 from rlox.kernels.rng import Rng
 from rlox.nn.critics.ensemble import CriticEnsemble, draw_critics, follow_critics_
@@ -335,3 +335,55 @@ def test_schedules_end_where_they_should():
     assert scheduled(2.0, "cosine", 0.25, 0.1) == pytest.approx(2.0 * quarter)
     assert scheduled(2.0, "cosine", torch.tensor(0.25), 0.1).item() == pytest.approx(2.0 * quarter)
     assert scheduled(2.0, "constant", 0.25, 0.1) == 2.0
+
+
+@pytest.mark.parametrize(
+    "option", [{"actor_norm": "layer"}, {"residual_blocks": 1, "hidden_sizes": [8]}, {"unit_norm": True}]
+)
+def test_a_policy_of_ones_own_refuses_options_of_the_policy_that_it_replaces(option):
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    before = module[0].weight.detach().clone()
+    name, value = next(iter(option.items()))
+    with pytest.raises(ValueError, match=f"SAC: policy must be left out with {name}={value}"):
+        SAC("Pendulum-v1", policy=module, **{**SMALL, **option})
+    assert torch.equal(module[0].weight, before)
+    SAC("Pendulum-v1", policy=module, critic_norm="layer", **SMALL)
+
+
+WEIGHTS = {
+    "normalize_obs": (SAC, {"normalize_obs": True}, {}),
+    "normalize_rewards": (SAC, {}, {"normalize_rewards": True}),
+    "critic_head": (SAC, {"critic_head": "categorical", "n_bins": 5}, {"critic_head": "quantile", "n_quantiles": 5}),
+    "v_max": (SAC, {"critic_head": "categorical"}, {"critic_head": "categorical", "v_max": 50.0}),
+    "activation": (TD3, {"activation": "tanh"}, {}),
+    "distribution": (DQN, {"distribution": "categorical"}, {"distribution": "quantile"}),
+    "v_min": (DQN, {"distribution": "categorical"}, {"distribution": "categorical", "v_min": -1.0}),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_that_would_mean_something_else_are_not_taken_over(name, tmp_path):
+    cls, theirs, ours = WEIGHTS[name]
+    env_id = "CartPole-v1" if cls is DQN else "Pendulum-v1"
+    taught, start = (cls(env_id, **{**SMALL, **settings}) for settings in (theirs, ours))
+    taught.save(tmp_path / "a.safetensors")
+    before = start._weights()
+    with pytest.raises(ValueError, match=f"init_from .*: {name} must be the checkpoint's, "):
+        start.init_from(tmp_path / "a.safetensors")
+    for key, array in start._weights().items():
+        np.testing.assert_array_equal(array, before[key])
+    other = cls(env_id, **{**SMALL, **theirs, "seed": 2})
+    other.init_from(tmp_path / "a.safetensors")
+    for key, array in other._weights().items():
+        np.testing.assert_array_equal(array, taught._weights()[key])
+
+
+def test_fitted_rewards_may_start_from_a_training_that_did_not_fit_them(tmp_path):
+    bins = {"critic_head": "categorical", "normalize_rewards": True, "learning_rate": 1e-3}
+    taught = SAC("Pendulum-v1", **SMALL, **bins)
+    taught.train(40)
+    taught.save(tmp_path / "a.safetensors")
+    start = SAC("Pendulum-v1", **SMALL, **bins, fit_rewards=True)
+    start.init_from(tmp_path / "a.safetensors")
+    assert start.normalizer.return_moments.var == taught.normalizer.return_moments.var
+    start.train(40)

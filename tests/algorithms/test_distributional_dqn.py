@@ -18,7 +18,7 @@ from rlox.nn.value_distributions import (
     share_by_scatter,
 )
 from rlox.nn.value_losses import q_loss
-from rlox.nn.value_networks import VALUE, Head, NoisyLinear, ValueNetwork
+from rlox.nn.value_networks import VALUE, Head, NoisyLinear, ValueNetwork, expectations
 
 QUANTILES, CATEGORIES = Head("quantile", 5), Head("categorical", 7, -2.0, 4.0)
 SMALL = {"hidden_sizes": [8], "learning_starts": 40, "batch_size": 16, "target_update_freq": 30, "buffer_size": 500}
@@ -118,6 +118,42 @@ def test_projections_equal_a_float64_computation():
     assert np.allclose(found, projected(probabilities, rewards, discounts, atoms), atol=2e-6)
     assert np.allclose(found.sum(1), 1.0, atol=1e-5)
     assert np.allclose(found[:3], np.eye(7)[[0, 6, 3]], atol=1e-6)
+
+
+@pytest.mark.parametrize("high", [3.0, 6.0, 7.0, 9.0, 30.0, 60.0])
+def test_rounding_makes_no_probability_negative(high):
+    """With 51 atoms on these ranges, the place of the last atom is rounded to more than 50."""
+    probabilities = torch.full((1, 51), 1 / 51)
+    found = project_atoms(probabilities, torch.tensor([2 * high]), torch.ones(1), torch.linspace(0, high, 51))
+    assert (found >= 0).all()
+    assert found[0, -1] == pytest.approx(1.0)
+
+
+def test_priorities_are_finite_where_all_returns_are_the_largest():
+    agent = DQN(
+        "CartPole-v1", 4, distribution="categorical", v_min=0.0, v_max=3.0, gamma=1.0, prioritized=True,
+        learning_starts=64, batch_size=32, hidden_sizes=[8], seed=0,
+    )  # fmt: skip
+    agent.train(64)
+    with torch.no_grad():
+        agent.policy.q.advantage.linear[-1].bias.view(2, 51)[:, -1] = 20.0  # all returns are 3, and stay there
+    batch = agent.sample()
+    seen = []
+    batch.update_priorities = lambda buffer, errors: seen.append(errors.clone())
+    agent.update(batch)
+    assert seen[0].isfinite().all()
+
+
+def test_expectations_are_float32_under_autocast():
+    generator = torch.Generator().manual_seed(0)
+    logits, atoms = torch.randn(5, 51, generator=generator), torch.linspace(0, 100, 51)
+    pairs = torch.rand(5, 51, 51, generator=generator)
+    exact = logits.double().softmax(-1) @ atoms.double(), (pairs.double() @ logits.double().unsqueeze(-1)).squeeze(-1)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = expectations(logits.softmax(-1), atoms), expectations(pairs, logits)
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == torch.float32
+        assert torch.allclose(one.double(), other, rtol=1e-5, atol=1e-4)
 
 
 def test_shares_by_pairs_are_those_by_scatter():

@@ -1,13 +1,17 @@
 """Normalisation of features: outputs, gradients and running statistics, compared with NumPy and PyTorch's layers."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from rlox import SAC, preset
 from rlox.kernels.nn import batch_norm as kernel
 from rlox.kernels.rng import Rng
 from rlox.nn.critics import norms
+from rlox.nn.critics.losses import critic_loss
 from rlox.nn.critics.norms import BatchNorm, LayerNorm, batch_statistics, normed_mlp, scale_units_
 
 
@@ -189,3 +193,46 @@ def test_the_kernel_refuses_other_arrays():
     _, parts = kernel.normalize(x, features, features, None, None, 1e-3, 3.0, 5.0)
     with pytest.raises(ValueError, match=r"d_y must have shape \(2, 4, 3\)"):
         kernel.gradient(x[:, :2], x, parts, True)
+
+
+@pytest.mark.parametrize("kind", ["batch", "batch_renorm", "layer", "rms"])
+def test_under_autocast_statistics_are_those_of_float32(kind):
+    """Features come rounded to bfloat16 from the layer before; nothing else may be."""
+    made = norms.RMSNorm(5, 2) if kind == "rms" else norms.make_norm(kind, 5, 2)
+    plain = copy.deepcopy(made)
+    rounded = batch().detach().to(torch.bfloat16)
+    x, exact = rounded.clone().requires_grad_(), rounded.float().requires_grad_()
+    for part, given, is_cast in ((made, x, True), (plain, exact, False)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_cast), batch_statistics(part, kind == "batch_renorm"):
+            y = part(given)
+        y.float().square().sum().backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+            part.outside = part(given.detach())
+    assert torch.allclose(made.outside.float(), plain.outside, rtol=1e-2 if kind == "layer" else 1e-6, atol=1e-2)
+    assert torch.allclose(x.grad.float(), exact.grad, rtol=2e-2, atol=2e-2)
+    for (name, ours), theirs in zip(made.named_buffers(), plain.buffers(), strict=True):
+        assert ours.dtype == torch.float32
+        assert torch.allclose(ours, theirs, rtol=1e-6), name
+
+
+@pytest.mark.parametrize("name", ["crossq", "xqc", "flashsac"])
+def test_losses_of_presets_under_autocast_are_near_those_of_float32(name):
+    options = {**preset(name), "learning_starts": 20, "batch_size": 32, "buffer_size": 200, "seed": 1}
+    # With probabilities of bins, PyTorch's autocast differs between the CPU and GPUs.
+    options |= {"hidden_sizes": [16], "critic_hidden_sizes": [16], "critic_head": "mean"}
+    agent = SAC("Pendulum-v1", **options)
+    agent.train(40)
+    batch, noise = agent.sample(), torch.randn(32, 1, generator=torch.Generator().manual_seed(0))
+    actions, losses = agent.policy.to_unit(batch.actions), []
+    for is_cast in (False, True):
+        critics = copy.deepcopy(agent.critics)
+        target = critics if agent.target is agent.critics else copy.deepcopy(agent.target)
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+            loss, _ = critic_loss(
+                critics, target, batch.obs, actions, batch.rewards, batch.next_obs, torch.tanh(noise), batch.discounts,
+                None, None, None, False,
+            )  # fmt: skip
+        loss.backward()
+        losses.append(loss.item())
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in critics.parameters())
+    assert losses[1] == pytest.approx(losses[0], rel=0.1)

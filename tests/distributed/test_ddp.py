@@ -56,6 +56,28 @@ def test_killed_ranks_that_are_restarted_end_with_the_same_bits(undisturbed, tmp
 
 
 @pytest.mark.slow
+def test_memories_of_policies_on_native_environments_continue_on_each_rank(tmp_path):
+    words = (
+        *("algo=ppo", "env=CartPole-v1", "tuned=off", "distributed=ddp", "logger=[]", "env.n_envs=4"),
+        *("algo.n_steps=16", "algo.batch_size=32", "algo.hidden_sizes=[8]", "algo.memory=gru", "algo.memory_size=8"),
+        *("total_timesteps=1_024", "eval.n_points=1", "eval.n_episodes=1", "checkpoint.every_steps=64"),
+        *("--import", "mortal", "env.reward_fn=mortal:reward"),
+    )
+    found = []
+    for name, options, dies in (("whole", (), None), ("killed", ("--max-restarts=1",), 300)):
+        code, output = train(*words, f"output_dir={name}", cwd=tmp_path, options=options, dies=dies)
+        assert code == 0, output
+        assert ("resuming killed at step" in output) is (name == "killed"), output
+        found.append(load_checkpoint(tmp_path / name / "checkpoints/last.safetensors").tensors)
+    whole, killed = found
+    assert whole["environment"]["policy_memory"].shape == (4, 8)
+    assert np.abs(whole["environment"]["policy_memory"]).min(1).all()
+    for section in ("policy", "environment"):
+        for key, array in whole[section].items():
+            np.testing.assert_array_equal(killed[section][key], array, err_msg=f"{section}/{key}")
+
+
+@pytest.mark.slow
 def test_a_killed_rank_leaves_an_error_and_a_checkpoint_to_resume_from(tmp_path):
     code, output = train(*SAC, "output_dir=run", cwd=tmp_path, dies=170)
     assert code == 1

@@ -110,6 +110,27 @@ def test_episodes_of_a_lost_worker_are_truncated_and_another_takes_over(serving,
 
 
 @pytest.mark.slow
+def test_a_worker_that_is_lost_in_the_first_step_after_a_restore_truncates_at_the_restored_observations(
+    serving, process
+):
+    child, port = process()
+    addresses = [serving().address, f"127.0.0.1:{port}"]
+    pool = RemoteEnvPool(addresses, "CartPole-v1", 4, 0, QUICK)
+    pool.reset_all()
+    before = pool.step_all(np.ones(4, np.int64))["obs"].copy()
+    state = pool.get_state()
+    pool.close()
+    pool = RemoteEnvPool(addresses, "CartPole-v1", 4, 0, QUICK)
+    pool.set_state(state)
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.warns(RuntimeWarning, match=r"environments 2 to 3 continue at"):
+        lost = pool.step_all(np.ones(4, np.int64))
+    assert np.array_equal(lost["final_obs"][2:], before[2:])
+    assert np.abs(before[2:]).min() > 0
+    pool.close()
+
+
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_dropped_after_the_timeout_and_used_again_later(process):
     child, port = process()
     remote = RemoteConfig([f"127.0.0.1:{port}"], timeout_s=1.0, reconnect_s=30.0)

@@ -131,6 +131,15 @@ def test_every_setting_is_sent_as_the_server_takes_it(kind):
     assert all((row[:-1] != 9).all() for row in found.ids)
 
 
+def test_vllm_samples_without_the_penalties_of_the_models_generation_config():
+    with FAKES["vllm"](toy.model(scale=1.0)) as fake:
+        bound(fake, "vllm").complete(PROMPTS, 1, Settings(2), 0)
+        sent = [body for _, path, body in fake.seen if path == "/v1/completions"]
+    assert sent
+    for body in sent:
+        assert (body["repetition_penalty"], body["presence_penalty"], body["frequency_penalty"]) == (1.0, 0.0, 0.0)
+
+
 def test_hf_equals_the_local_sampler_and_accepts_weights():
     module, other = toy.model(), LanguageModel(toy.model(seed=1))
     backend = create_backend("hf", model=module)

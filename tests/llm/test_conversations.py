@@ -245,6 +245,14 @@ def test_a_run_resumes_bit_for_bit(tmp_path):
         assert torch.equal(a, b)
 
 
+def test_with_an_environment_a_reward_function_need_not_apply():
+    algorithm = grid(reward_fn=lambda prompts, completions: [None, *[1.0] * (len(completions) - 1)])
+    plain = grid()
+    mine, theirs = algorithm.sample().rewards, plain.sample().rewards
+    assert mine[0] == theirs[0]
+    assert (mine[1:] == theirs[1:] + 1.0).all()
+
+
 @pytest.mark.slow
 def test_it_finds_the_way_through_a_grid():
     algorithm = grid(batch_size=8, group_size=8)

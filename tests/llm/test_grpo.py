@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from torch import nn
 
 from rlox.algorithms import GRPO, SFT, BestOfN, OnlineDPO
 from rlox.algorithms.grpo import Groups
-from rlox.llm.losses import equal_rewards, group_advantages
+from rlox.llm.losses import equal_rewards, group_advantages, sampler_weights
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Settings, sample
 from rlox.llm.tokens import Sequences
 
@@ -501,3 +504,34 @@ def test_a_prompt_that_comes_twice_in_an_update_is_completed_twice():
     ids = [tuple(row.tolist()) for row in algorithm.sample().ids]
     assert len(ids) == 8
     assert len(set(ids)) > 6
+
+
+def test_a_mask_drops_a_completion_whose_ratio_is_infinite():
+    old, sampler = torch.tensor([100.0, 0.0, -1.0]), torch.zeros(3)
+    owner = torch.tensor([0, 0, 1])
+    for correction, expected in (("sequence_mask", [0.0, 0.0]), ("token_mask", [0.0, 1.0])):
+        weights = sampler_weights(old, sampler, owner, 2, correction, 2.0)
+        assert weights[:2].tolist() == expected
+        assert float(weights[2]) == pytest.approx(math.exp(-1.0))
+
+
+def test_passes_without_a_gradient_are_as_large_as_those_with_one():
+    algorithm = GRPO(
+        toy.model(), tokenizer=toy.tokenizer(), dataset=toy.PROMPTS, max_new_tokens=4, batch_size=4, group_size=4,
+        n_minibatches=4, accumulation=2, reward_fn=lambda prompts, completions: [float(len(c)) for c in completions],
+    )  # fmt: skip
+    rows, score = [], LanguageModel.score
+
+    def counted(model, layout, *more, **named):
+        rows.append(len(layout.ids))
+        return score(model, layout, *more, **named)
+
+    batch = algorithm.sample()
+    with mock.patch.object(LanguageModel, "score", counted):
+        algorithm.update(batch)
+    assert rows == [2] * 24  # of the policy before, of the reference, and with a gradient
+
+
+def test_restricted_sampling_warns_that_ratios_are_those_of_the_whole_distribution():
+    with pytest.warns(UserWarning, match="restrict what is sampled, not what is learned"):
+        GRPO(toy.model(), top_p=0.9)

@@ -195,8 +195,16 @@ CASES = {
     "a reference that moves and is the model without adapters": (
         lambda: DPO(
             toy.model(), tokenizer=TOKENIZER, dataset=toy.PAIRS, lora_rank=2, ref_sync_every=1, batch_size=4
-        ).train(1),
+        ),
         ValueError, "ref_sync_every must be null with adapters",
+    ),
+    "a reference that moves and is another model": (
+        lambda: DPO(toy.model(), toy.model("gpt2"), ref_sync_every=1), ValueError,
+        "ref_sync_every must be null unless ref_model has the model's parameters, got another transformer.wte.weight",
+    ),
+    "a reference that moves to a model with adapters": (
+        lambda: DPO(toy.model(), toy.model(seed=1), lora_rank=2, ref_sync_every=1), ValueError,
+        "ref_sync_every must be null unless ref_model has the model's parameters, got another",
     ),
     "adapters on a custom module": (
         lambda: SFT(toy.model("bare"), lora_rank=2), ValueError,

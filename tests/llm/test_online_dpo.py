@@ -18,6 +18,17 @@ WORSE = [[4, 1], [], [10, 11, 12, 1], [9, 8, 1], [3, 3, 3]]
 LOSSES = [{}, {"label_smoothing": 0.1}, {"loss_type": "hinge"}, {"loss_type": "ipo"}]
 
 
+class Tempered(torch.nn.Module):
+    """A model whose logits are divided by 0.5."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, ids):
+        return self.module(ids) / 0.5
+
+
 def made(**more):
     return OnlineDPO(
         toy.model(), tokenizer=toy.tokenizer(), dataset=toy.PROMPTS, max_new_tokens=5, **{"batch_size": 6, **more}
@@ -40,6 +51,20 @@ def test_its_step_equals_that_of_dpo_on_the_same_pairs(settings, packing, accumu
     for name in ("loss", "accuracy", "margin", "chosen_reward", "rejected_reward", "grad_norm"):
         assert float(found[name]) == pytest.approx(float(expected[name]), rel=1e-5, abs=2e-6)
     assert others.gradients[0].norm() > 1e-2
+    assert toy.relative_error(steps.gradients[0], others.gradients[0]) < 2e-6
+
+
+def test_its_step_is_that_of_the_distribution_at_the_temperature():
+    common = {"max_grad_norm": None, "batch_size": 5}
+    sequences, ones = Sequences(PROMPTS * 2, BETTER + WORSE), np.ones(10, np.int64)
+    policy, reference = toy.model("bare"), toy.model("bare", seed=2)
+    online = OnlineDPO(policy, reference, temperature=0.5, max_new_tokens=4, **common)
+    other = OnlineDPO(Tempered(toy.model("bare")), Tempered(toy.model("bare", seed=2)), max_new_tokens=4, **common)
+    steps, others = toy.Steps(online), toy.Steps(other)
+    found = [x.update(JudgedPairs(sequences, 0, ones == 1, ones, None)) for x in (online, other)]
+    for name in ("loss", "margin", "chosen_reward"):
+        assert float(found[0][name]) == pytest.approx(float(found[1][name]), rel=1e-5, abs=2e-6)
+    assert abs(float(found[0]["margin"])) > 1e-3
     assert toy.relative_error(steps.gradients[0], others.gradients[0]) < 2e-6
 
 

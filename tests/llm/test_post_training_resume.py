@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 import toy
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from rlox.algorithms import DPO, GRPO, SFT, OnlineDPO, RewardModel
 from rlox.callbacks import Callback
-from rlox.checkpoint import load_checkpoint, save_checkpoint
+from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from rlox.llm import load_model, load_tokenizer
 from rlox.llm.tokens import Sequences
 
@@ -174,9 +174,10 @@ def test_training_without_the_given_reference_is_an_error(lora, tmp_path):
     base = {"model": toy.model()} if lora else {}
     again = DPO.from_checkpoint(tmp_path / "d.safetensors", dataset=toy.PAIRS, **base)
     assert again.generate("1+", max_new_tokens=3, seed=0) == algorithm.generate("1+", max_new_tokens=3, seed=0)
-    for train in (again.train, lambda: again.train_step([[2]], [[3]], [[4]])):
+    rows = ([[2]], [[3]], [[4]])
+    for use in (again.train, lambda: again.train_step(*rows), lambda: again.compute_loss(*rows), again.scored):
         with pytest.raises(ValueError, match=r"trained with a ref_model.*pass ref_model=… to from_checkpoint"):
-            train()
+            use()
 
 
 def test_resume_in_the_second_dataset_of_a_training(tmp_path):
@@ -191,6 +192,24 @@ def test_resume_in_the_second_dataset_of_a_training(tmp_path):
     algorithm.train(3)
     again.train(3)
     assert record.rows == other.rows
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_passes_over_the_same_rows_go_on_with_their_order(kind, tmp_path):
+    cls, data, _ = KINDS[kind]
+    rows = data["dataset"]
+    settings = {"tokenizer": toy.tokenizer(), "batch_size": 5, "learning_rate": 1e-2}
+    whole, parts = (cls(toy.model(), **settings) for _ in range(2))
+    whole.train(rows, n_epochs=3)
+    orders = []
+    for _ in range(3):
+        orders.append([i for update in range(4) for i in whole.numbers(4 * len(orders) + update)])
+        parts.train(list(rows), n_epochs=1)
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+    assert torch.equal(whole.optimizer.flat, parts.optimizer.flat)
+    parts.train(rows[::-1], n_updates=1)  # other rows start with their first pass
+    assert parts.numbers(12).tolist() == whole.numbers(0).tolist()
 
 
 @pytest.mark.slow
@@ -288,6 +307,52 @@ def test_the_file_alone_is_enough_to_generate_and_contains_no_pickle(kind, tmp_p
     assert again.model.config.hidden_size == 16
 
 
+def test_a_checkpoint_holds_all_settings_of_model_and_tokenizer(tmp_path):
+    templates = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=toy.tokenizer().backend_tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left",
+        clean_up_tokenization_spaces=True, model_max_length=77, extra_special_tokens=["<a>"],
+    )  # fmt: skip
+    tokenizer.chat_template = templates
+    module = toy.model()
+    module.set_attn_implementation("eager")
+    module.generation_config = GenerationConfig(eos_token_id=[1, 5], temperature=0.6, do_sample=True)
+    SFT(module, tokenizer=tokenizer).save(tmp_path / "c.safetensors")
+    again = SFT.from_checkpoint(tmp_path / "c.safetensors").model
+    assert again.attention == "eager"
+    kept = again.module.generation_config
+    assert (kept.eos_token_id, kept.temperature, kept.do_sample) == ([1, 5], 0.6, True)
+    found = again.tokenizer
+    assert found.get_vocab() == tokenizer.get_vocab()
+    assert found.chat_template == templates
+    assert found.clean_up_tokenization_spaces
+    assert (found.model_max_length, found.padding_side) == (77, "left")
+    assert "<a>" in found.all_special_tokens
+
+
+@pytest.mark.parametrize("name", ["../outside.json", "/tmp/outside.json", "a/b/c.json", "..", "a/../../b"])
+def test_a_tokenizers_file_that_leads_out_of_its_folder_is_an_error(name, tmp_path):
+    SFT(toy.model(), tokenizer=toy.tokenizer()).save(tmp_path / "c.safetensors")
+    checkpoint = load_checkpoint(tmp_path / "c.safetensors")
+    tensors = {section: dict(part) for section, part in checkpoint.tensors.items()}
+    tensors["tokenizer"][name] = np.zeros(3, np.uint8)
+    header = {key: value for key, value in checkpoint.header.items() if key != "sections"}
+    save_checkpoint(tmp_path / "d.safetensors", Checkpoint(header, tensors))
+    with pytest.raises(ValueError, match=r"the tokenizer is damaged: .* is no name of its files"):
+        SFT.from_checkpoint(tmp_path / "d.safetensors")
+
+
+def test_a_damaged_tokenizer_is_an_error(tmp_path):
+    SFT(toy.model(), tokenizer=toy.tokenizer()).save(tmp_path / "c.safetensors")
+    checkpoint = load_checkpoint(tmp_path / "c.safetensors")
+    tensors = {section: dict(part) for section, part in checkpoint.tensors.items()}
+    tensors["tokenizer"]["tokenizer.json"] = np.frombuffer(b'{"version": 3', np.uint8)
+    save_checkpoint(tmp_path / "d.safetensors", Checkpoint(checkpoint.header, tensors))
+    with pytest.raises(ValueError, match=r"the tokenizer is damaged: .*pass tokenizer=…"):
+        SFT.from_checkpoint(tmp_path / "d.safetensors")
+    assert SFT.from_checkpoint(tmp_path / "d.safetensors", tokenizer=toy.tokenizer()).model.tokenizer is not None
+
+
 def test_a_checkpoint_is_a_safetensors_file_with_a_header_of_json(tmp_path):
     SFT(toy.model(), tokenizer=toy.tokenizer()).save(tmp_path / "c.safetensors")
     data = (tmp_path / "c.safetensors").read_bytes()
@@ -338,6 +403,33 @@ def test_adapters_load_their_model_from_its_folder(tmp_path):
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     sequences = Sequences([[2, 3]], [[4, 5, 6]])
     assert (SFT(merged).log_probs(sequences) - algorithm.log_probs(sequences)).abs().max() < 1e-5
+
+
+def test_adapters_of_a_downloaded_model_find_it_in_the_cache(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "hub" / "models--someone--toy"
+    toy.model().save_pretrained(folder / "snapshots" / ("0" * 40))
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0" * 40)
+    base = AutoModelForCausalLM.from_pretrained(folder / "snapshots" / ("0" * 40))
+    algorithm = SFT(base, tokenizer=toy.tokenizer(), dataset=toy.ROWS, lora_rank=2, source="someone/toy")
+    algorithm.train(1)
+    algorithm.save(tmp_path / "l.safetensors")
+    assert SFT.from_checkpoint(tmp_path / "l.safetensors").source == "someone/toy"
+    assert load_model(str(tmp_path / "l.safetensors")).module is not None
+    (folder / "refs" / "main").unlink()
+    with pytest.raises(
+        ValueError, match=r"their model 'someone/toy' is not here; download it first, or .* init_from=…"
+    ):
+        load_model(str(tmp_path / "l.safetensors"))
+
+
+def test_adapters_of_a_peft_model_of_ones_own_are_no_model_to_start_from(tmp_path):
+    SFT(toy.trained_peft(True), tokenizer=toy.tokenizer()).save(tmp_path / "p.safetensors")
+    with pytest.raises(ValueError, match=r"those of a peft model of your own; load it with from_checkpoint"):
+        load_model(str(tmp_path / "p.safetensors"))
 
 
 def test_adapters_resume_only_with_the_model_they_were_trained_on(tmp_path):

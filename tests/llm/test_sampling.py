@@ -16,6 +16,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from rlox.algorithms import GRPO
+from rlox.llm import sampling
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Settings, completion_noise, restrict_logits, sample, unique_numbers
 from rlox.llm.tokens import Sequences
@@ -89,6 +91,33 @@ def test_numbers_are_above_0_and_differ_with_seed_step_prompt_and_sample():
     assert len({row.tobytes() for row in rows}) == len(rows)
     # The numbers do not depend on how many are drawn, or on the other prompts.
     assert np.array_equal(completion_noise(1, 2, [4, 9], 3, 20)[:2], noise[2:, :20])
+
+
+def test_at_most_as_many_completions_as_an_update_has_are_sampled_at_once(monkeypatch):
+    sizes = []
+
+    def counted(model, prompts, settings, *, n, **more):
+        sizes.append((len(prompts), n))
+        return sample(model, prompts, settings, n=n, **more)
+
+    monkeypatch.setattr(sampling, "sample", counted)
+    more = {"tokenizer": toy.tokenizer(), "max_new_tokens": 4, "kl_coef": 0.0}
+    algorithm = GRPO(toy.model(), reward_fn=lambda completions, prompts: [float(len(c)) for c in completions], **more)
+    rows = [f"{i % 10}{i // 10}+" for i in range(100)]
+    whole = algorithm.generate(rows, n=3, seed=1)
+    assert sizes == [(21, 3)] * 4 + [(16, 3)]
+    alone = algorithm.generate(rows[40:], n=3, seed=1)
+    assert [len(texts) for texts in whole] == [3] * 100
+    numbered = algorithm.complete(algorithm._encode(rows[40:]).prompts, range(40, 100), 3, 0, algorithm.settings(), 1)
+    texts = [algorithm.model.decode(ids) for ids in numbered.ids]
+    assert [texts[3 * i : 3 * i + 3] for i in range(60)] == whole[40:]
+    assert alone != whole[40:]  # the numbers of the rows choose the random numbers
+    sizes.clear()
+    algorithm.evaluate(rows)
+    assert sizes == [(64, 1), (36, 1)]
+    sizes.clear()
+    GRPO(toy.model(), batch_size=20, group_size=4, **more).generate(rows)
+    assert sizes == [(80, 1), (20, 1)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -255,31 +255,38 @@ class Storages(TorchDispatchMode):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_scores_by_pytorch_equal_autograd_and_keep_no_copy_of_the_logits(temperature, dtype, monkeypatch):
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_scores_by_pytorch_equal_autograd_and_keep_no_copy_of_the_logits(
+    temperature, dtype, entropy_gradient, monkeypatch
+):
     monkeypatch.setattr(token_scores, "_AT_ONCE", 3 * 24)  # three tokens at once, and the last one alone
     logits = 3.0 * torch.from_numpy(toy.randoms(1, 4, 6, 24)).to(dtype)
     logits[0, 2, 5:] = -torch.inf
     row = torch.tensor([0, 0, 1, 2, 2, 2, 3, 3, 3, 3])
     column = torch.tensor([1, 2, 5, 0, 1, 2, 0, 2, 3, 5])
     targets = torch.tensor([3, 4, 23, 0, 7, 7, 1, 2, 3, 4])
-    weights = torch.from_numpy(toy.randoms(2, 10)).float()
+    weights, entropy_weights = torch.from_numpy(toy.randoms(2, 2, 10)).float()
+    entropy_weights *= 10.0 if entropy_gradient else 0.0
     whole = logits.clone().requires_grad_()
     with Storages(3 * 24) as large:
-        log_probs, entropies = token_scores.token_scores(whole, row, column, targets, temperature)
-        (log_probs * weights).sum().backward()
+        log_probs, entropies = token_scores.token_scores(
+            whole, row, column, targets, temperature, entropy_gradient=entropy_gradient
+        )
+        (log_probs * weights + entropies * entropy_weights).sum().backward()
     alone, none = token_scores.token_scores(whole, row, column, targets, temperature, entropy=False)
     assert torch.equal(alone, log_probs)
     assert none is None
-    assert not entropies.requires_grad
+    assert entropies.requires_grad == entropy_gradient
     assert log_probs.dtype == entropies.dtype == torch.float32
 
     exact = logits.double().requires_grad_()
     expected = (exact[row, column] / temperature).log_softmax(-1)
     entropy = -(expected.exp() * expected.clamp(min=-1e9)).sum(-1)
-    (expected.gather(-1, targets[:, None])[:, 0] * weights).sum().backward()
+    (expected.gather(-1, targets[:, None])[:, 0] * weights + entropy * entropy_weights).sum().backward()
     assert (log_probs - expected.gather(-1, targets[:, None])[:, 0]).abs().max() < 5e-6
     assert (entropies - entropy).abs().max() < 2e-6
     rounding = 1e-6 if dtype == torch.float64 else 2.0**-8  # half a unit in the last place of the gradient's type
+    least = 1e-5 if entropy_gradient else 1e-7  # weights up to 30, of differences of float32
     gap = (whole.grad.double() - exact.grad).abs()
-    assert (gap <= rounding * exact.grad.abs() + 1e-7).all()
+    assert (gap <= rounding * exact.grad.abs() + least).all()
     assert [name for _, name in large.kept.values()] == ["zeros_like.default"]  # the gradient

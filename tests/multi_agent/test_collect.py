@@ -11,7 +11,7 @@ import forked
 import numpy as np
 import pytest
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
+from pettingzoo import AECEnv, ParallelEnv
 
 import rlox
 from rlox.algorithms import BC, MAPPO, PPO
@@ -65,6 +65,44 @@ class ComesBack(ParallelEnv):
             flags,
             {agent: {} for agent in seen},
         )
+
+
+class Duel(AECEnv):
+    """`one` and `two` move in turn, twice each. A move costs the other 0.25; the last one earns 1 and costs 1."""
+
+    metadata: ClassVar = {"name": "duel_v0", "is_parallelizable": False}
+    render_mode = None
+
+    def __init__(self):
+        self.possible_agents = ["one", "two"]
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 10, (2,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def observe(self, agent):
+        return np.array([self.t, self.possible_agents.index(agent)], np.float32)
+
+    def reset(self, seed=None, options=None):
+        self.t, self.agents, self.agent_selection = 0, self.possible_agents[:], "one"
+        self.rewards, self._cumulative_rewards = dict.fromkeys(self.agents, 0.0), dict.fromkeys(self.agents, 0.0)
+        self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
+        self.infos = {agent: {} for agent in self.agents}
+
+    def step(self, action):
+        if self.terminations[self.agent_selection]:
+            return self._was_dead_step(action)
+        mover, other = self.agent_selection, self.agents[self.agents[0] == self.agent_selection]
+        self._cumulative_rewards[mover] = 0.0
+        self.t += 1
+        self.rewards = {mover: 0.0, other: -0.25}
+        if self.t == 4:
+            self.rewards = {mover: 1.0, other: -1.0}
+            self.terminations = dict.fromkeys(self.agents, True)
+        self.agent_selection = other
+        return self._accumulate_rewards()
 
 
 def env_of(env_id, **kwargs):
@@ -465,3 +503,21 @@ def test_agents_cannot_be_given_with_a_replay_memory(command):
     code, _, err = command("collect", "--replay", "run", "--agents", "agent_0", "--out", "a.arrow")
     assert code
     assert "--replay must be used alone" in err
+
+
+def test_where_agents_take_turns_a_row_reaches_to_the_agents_next_turn(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duels", sys.modules[__name__])
+    env = {"id": "pettingzoo:duels:Duel", "kwargs": {}, "wrappers": []}
+    found = collect([Behaviour("random", 1.0)], env, 12, tmp_path / "duel.arrow", n_envs=1)
+    assert found["policies"][0]["n_episodes"] == 6
+    assert found["policies"][0]["mean_return"] == pytest.approx(-0.375)  # the mean of -0.25 - 1 and -0.5 + 1
+    assert found["n_cut_episodes"] == 0
+    rows = rlox.open_dataset(tmp_path / "duel.arrow").get_state()
+    for first, agent, moves, rewards in ((0, 0, [0, 2], [-0.25, -1.0]), (6, 1, [1, 3], [-0.25, 1.0])):
+        for start in range(first, first + 6, 2):
+            some = slice(start, start + 2)
+            assert rows["obs"][some].tolist() == [[t, agent] for t in moves]
+            assert rows["next_obs"][some].tolist() == [[moves[1], agent], [4, agent]]
+            assert rows["rewards"][some].tolist() == rewards
+            assert rows["terminated"][some].tolist() == [0, 1]
+    assert not rows["truncated"].any()

@@ -26,6 +26,7 @@ from rlox.kernels.rng import Rng
 
 _LONGEST_WAIT = 2.0  # seconds between two rounds of attempts to reach a worker
 # Arrays of what a step led to, and those that are equal where no episode ended.
+_LAST = "last_obs"  # in the saved state of an environment: the observation that led to its next step
 _FINALS = {"final_obs": "obs", "final_action_mask": MASK}
 _T = TypeVar("_T")
 
@@ -328,9 +329,10 @@ class RemoteEnvPool(ForeignVecEnv):
             for share in self._shares:
                 share.line.send("get_state")
             for share in self._shares:
-                arrays = share.line.receive().arrays
+                arrays, last = share.line.receive().arrays, self._last[share.rows]
                 for i in range(share.n):
-                    nodes.append(env_state.encode({name: array[..., i] for name, array in arrays.items()}, data))
+                    own = {name: array[..., i] for name, array in arrays.items()}
+                    nodes.append(env_state.encode({**own, _LAST: last[i]}, data))
         except (WorkerLost, ProtocolError, IndexError):
             return None  # the lost worker is replaced in the next step
         return nodes, bytes(data)
@@ -340,7 +342,8 @@ class RemoteEnvPool(ForeignVecEnv):
         try:
             for share in self._shares:
                 own = states[share.rows]
-                arrays = {name: np.stack([np.asarray(state[name]) for state in own], -1) for name in own[0]}
+                names = [name for name in own[0] if name != _LAST]
+                arrays = {name: np.stack([np.asarray(state[name]) for state in own], -1) for name in names}
                 answer = share.line.call("set_state", None, arrays)
                 if self.spec.masked:
                     self._masks[share.rows] = require_masks(answer, MASK, share.n, self.spec)
@@ -348,6 +351,8 @@ class RemoteEnvPool(ForeignVecEnv):
             raise ValueError(f"RemoteEnvPool.set_state: it is not a state of {self.env_id}: {e}") from e
         for i, state in enumerate(states):
             self._returns[i], self._lengths[i] = float(state["returns"]), int(state["steps"])
+            if _LAST in state:  # checkpoints of 0.12.0 have none
+                self._last[i] = state[_LAST]
 
     def _get_masks(self) -> np.ndarray:
         return self._masks.copy()

@@ -22,6 +22,9 @@ from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 
 _SYNC_PATHS = ("/pause", "/collective_rpc", "/reset_prefix_cache", "/resume")
+# Left out, they would be those of the model's generation_config.json, and the server would sample from another
+# distribution than the one that is learned.
+_NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1, on the loopback device or a private network"
 
 
@@ -87,6 +90,7 @@ class VLLMBackend(HTTPBackend):
             "top_p": settings.top_p,
             "top_k": settings.top_k or -1,
             "min_p": settings.min_p,
+            **_NO_PENALTIES,
             "stop_token_ids": self.ends(settings),
             "logprobs": 0,
             "return_token_ids": True,

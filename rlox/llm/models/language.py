@@ -315,17 +315,8 @@ class LanguageModel:
         `entropy_gradient` is set.
         """
         whole, column = self.logits(layout)
-        if not (entropy and entropy_gradient):
-            return Scores(*token_scores(whole, layout.row, column, layout.targets, temperature, entropy))
-        logits = whole[layout.row, column].float()
-        if temperature != 1.0:
-            logits = logits / temperature
-        total = torch.logsumexp(logits, -1)
-        log_probs = logits.gather(-1, layout.targets[:, None])[:, 0] - total
-        probs = torch.exp(logits - total[:, None])
-        # A logit of minus infinity has probability 0, and their product would be NaN.
-        entropies = total - (probs * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
-        return Scores(log_probs, entropies)
+        asked = (temperature, entropy, entropy_gradient)
+        return Scores(*token_scores(whole, layout.row, column, layout.targets, *asked))
 
     def decode(self, ids: Any, after: Any = ()) -> str:
         """Return the text of token ids, without special tokens; without a tokenizer, the ids themselves as text.

@@ -28,6 +28,8 @@ class Reference:
         The copy of a policy, if there is one. It must be saved, because nobody else can provide it again.
     frozen : FrozenAdapters or None
         The copy of adapters, if there is one, for which the same holds.
+    lost : bool
+        Whether a checkpoint was trained with a module of the user that was not passed again.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Reference:
         self.own_module: nn.Module | None = None
         self.frozen: FrozenAdapters | None = None
         self._spare: FrozenAdapters | None = None
+        self.lost = False
         self._switched = ref_model is None and (adapters or hasattr(policy.module, "disable_adapter"))
         if self._switched:
             self._model = policy
@@ -68,6 +71,24 @@ class Reference:
         """Return the module that a checkpoint must store: the copy, or the user's module if it `moves`; else None."""
         # In f32, like the policy that it moves towards.
         return self._model.module.float() if moves and not self._switched else self.own_module
+
+    def require(self) -> None:
+        """Raise a ValueError if the reference is lost."""
+        if self.lost:
+            raise ValueError(
+                f"{self._policy.where}: its checkpoint was trained with a ref_model, which it does not contain; pass "
+                "ref_model=… to from_checkpoint"
+            )
+
+    def require_movable(self) -> None:
+        """Raise a ValueError if `synchronise` is impossible."""
+        where = f"{self._policy.where}: ref_sync_every must be null"
+        if self._switched:
+            raise ValueError(f"{where} with adapters: the reference shares the weights under them with the policy")
+        ours = dict(self._policy.module.named_parameters())
+        for name, p in self._model.module.named_parameters():
+            if name not in ours or ours[name].shape != p.shape:
+                raise ValueError(f"{where} unless ref_model has the model's parameters, got another {name}")
 
     def attach(self, policy: LanguageModel) -> None:
         """Use `policy`, which now has adapters, as the model whose adapters are switched off."""
@@ -103,6 +124,7 @@ class Reference:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[LanguageModel]:
         """Yield the reference as a model. The policy must not be used meanwhile: its adapters may be switched off."""
+        self.require()
         module: Any = self._policy.module
         with (
             self.frozen.in_place()
@@ -120,15 +142,7 @@ class Reference:
 
     @torch.no_grad()
     def synchronise(self, share: float) -> None:
-        """Move a `share` of the way to the policy (TR-DPO, Gorbatovski et al. 2024, arXiv:2404.09656).
-
-        Raises ValueError if the reference is the policy with other adapters, which have no whole weights to move.
-        """
-        if self._switched:
-            raise ValueError(
-                f"{self._policy.where}: ref_sync_every must be null with adapters: the reference shares the weights "
-                "under them with the policy"
-            )
+        """Move a `share` of the way to the policy (TR-DPO, Gorbatovski et al. 2024, arXiv:2404.09656)."""
         theirs = dict(self._policy.module.named_parameters())
         for name, p in self._model.module.named_parameters():
             p.lerp_(theirs[name].to(p.dtype), share)

@@ -7,7 +7,9 @@ import copy
 import difflib
 import json
 import os
+import re
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +25,10 @@ from rlox.llm.models.adapters import fingerprint, require_base, with_adapters
 from rlox.llm.models.language import LanguageModel
 from rlox.nn.sharding import Full, put_
 
+# Settings of a tokenizer that say from where it was loaded.
+_OF_LOADING = ("is_local", "local_files_only", "name_or_path")
 _MOST_TEXT = 64 << 20  # bytes of a tokenizer's file
-# Settings of a tokenizer that its file does not contain.
+# Settings of a tokenizer beside its file, in checkpoints of 0.12.0.
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template", "padding_side")
 
 
@@ -43,9 +47,12 @@ def description(model: LanguageModel, base: str | None, source: str | None, rewa
     `base` is the fingerprint of the weights under its adapters; `rewards`: it returns rewards instead of tokens.
     """
     config = None if model.config is None else json.loads(model.config.to_json_string(use_diff=False))
+    generation = getattr(model.base, "generation_config", None) if model.hugging_face else None
     return {
         "class": model.kind,
         "config": config,
+        "attention": model.attention,
+        "generation": None if generation is None else json.loads(generation.to_json_string()),
         "eos": list(model.eos),
         "source": source,
         "adapters": hasattr(model.module, "disable_adapter"),
@@ -55,26 +62,51 @@ def description(model: LanguageModel, base: str | None, source: str | None, rewa
 
 
 def tokenizer_state(tokenizer: Any) -> dict[str, np.ndarray]:
-    """Return a fast tokenizer as bytes of JSON, u8; an empty dict if there is none, or it has no file of its own."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    """Return the files that a tokenizer writes, u8 each, by their names; an empty dict if it cannot write any."""
+    if not hasattr(tokenizer, "save_pretrained"):
         return {}
-    special = {name: value for name in _SPECIAL if isinstance(value := getattr(tokenizer, name, None), str)}
-    return {
-        "tokenizer": np.frombuffer(backend.to_str().encode(), np.uint8),
-        "settings": np.frombuffer(json.dumps(special).encode(), np.uint8),
-    }
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(NotImplementedError):  # one without a vocabulary's file
+            tokenizer.save_pretrained(folder)
+        config = Path(folder, "tokenizer_config.json")
+        if config.is_file():
+            settings = json.loads(config.read_bytes())
+            config.write_text(json.dumps({name: x for name, x in settings.items() if name not in _OF_LOADING}))
+        paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.stat().st_size > 0]
+        return {path.relative_to(folder).as_posix(): np.frombuffer(path.read_bytes(), np.uint8) for path in paths}
 
 
 def _tokenizer(state: Mapping[str, np.ndarray], where: str) -> Any:
-    if "tokenizer" not in state:
+    if not state:
         return None
     import_transformers(where)
+    if any(array.nbytes > _MOST_TEXT or array.dtype != np.uint8 for array in state.values()):
+        raise ValueError(f"{where}: a file of the tokenizer must have at most {_MOST_TEXT:,} bytes")
+    if "settings" in state:
+        return _older_tokenizer(state, where)
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name, array in state.items():
+            # A name must not lead out of the folder.
+            if not re.fullmatch(r"([A-Za-z0-9_-]+/)?[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+                raise ValueError(f"{where}: the tokenizer is damaged: {one_line(name, 60)} is no name of its files")
+            path = Path(folder, name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(array.tobytes())
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as e:  # the Rust library raises plain exceptions
+            raise ValueError(f"{where}: the tokenizer is damaged: {one_line(e)}; pass tokenizer=…") from e
+    tokenizer.name_or_path = ""
+    return tokenizer
+
+
+def _older_tokenizer(state: Mapping[str, np.ndarray], where: str) -> Any:
+    """Return the tokenizer of a checkpoint of 0.12.0."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    if any(array.nbytes > _MOST_TEXT or array.dtype != np.uint8 for array in state.values()):
-        raise ValueError(f"{where}: the tokenizer must be at most {_MOST_TEXT:,} bytes of JSON")
     try:
         settings = json.loads(state["settings"].tobytes().decode())
         tokenizer = Tokenizer.from_str(state["tokenizer"].tobytes().decode())
@@ -85,9 +117,16 @@ def _tokenizer(state: Mapping[str, np.ndarray], where: str) -> Any:
 
 
 def model_of(
-    checkpoint: Checkpoint, model: nn.Module | None, tokenizer: Any, where: str, path: str | os.PathLike
+    checkpoint: Checkpoint,
+    model: nn.Module | None,
+    tokenizer: Any,
+    where: str,
+    path: str | os.PathLike,
+    remedy: str = "pass model=…",
 ) -> LoadedModel:
     """Return the model for `checkpoint`: `model`, or a new one whose weights must still be replaced.
+
+    `remedy` says what to do if the model of adapters is not here.
 
     Raises ValueError if a custom module was not passed, or the base model of adapters is no longer where it was.
     """
@@ -104,27 +143,53 @@ def model_of(
             f"{where}: {path} holds a module of your own; pass model={one_line(saved.get('class'), 60)}(...)"
         )
     if saved.get("adapters"):
-        # A file must not cause a download, so only local paths are accepted.
-        if source is None or not Path(source).exists():
+        local = None if source is None else _find_local(source)
+        if local is None:
             raise ValueError(
-                f"{where}: {path} contains only adapters, and their model {shown(source)} is not here; pass model=…"
+                f"{where}: {path} contains only adapters, and their model {shown(source)} is not here; {remedy}"
             )
-        return LoadedModel(load_model(source, where).module, tokenizer, eos, source)
-    return LoadedModel(_make_module(saved["config"], where, path), tokenizer, eos, source)
+        return LoadedModel(load_model(local, where).module, tokenizer, eos, source)
+    return LoadedModel(_make_module(saved, where, path), tokenizer, eos, source)
 
 
-def _make_module(config: Any, where: str, path: Any) -> nn.Module:
-    """Create a Hugging Face model from its configuration, without its weights."""
-    import_transformers(where)
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _find_local(source: str) -> str | None:
+    """Return `source` if it is a path, or its folder in the cache; None if neither is here. Nothing is downloaded."""
+    if Path(source).exists():
+        return source
+    from huggingface_hub import snapshot_download
 
     try:
+        return snapshot_download(source, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+
+
+def _make_module(saved: Mapping[str, Any], where: str, path: Any) -> nn.Module:
+    """Create a Hugging Face model from its `description`, without its weights."""
+    import_transformers(where)
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    try:
+        config = saved["config"]
         settings = {name: value for name, value in config.items() if name not in ("auto_map", "model_type")}
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **settings))
+        made = AutoConfig.for_model(config["model_type"], **settings)
+        module = AutoModelForCausalLM.from_config(made, attn_implementation=_attention(saved.get("attention")))
+        if isinstance(generation := saved.get("generation"), dict):
+            module.generation_config = GenerationConfig.from_dict(generation)
+        return module
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise ValueError(
             f"{where}: {path} holds a model that the installed transformers cannot create: {one_line(e)}"
         ) from e
+
+
+def _attention(saved: Any) -> str | None:
+    """Return the name of a model's attention, for `from_config`; None if it is unknown, or not on this machine."""
+    from transformers.utils import is_flash_attn_2_available
+
+    flash = torch.cuda.is_available() and is_flash_attn_2_available()
+    names = ("eager", "sdpa", "flex_attention", *(("flash_attention_2",) if flash else ()))
+    return saved if saved in names else None
 
 
 def load_model(source: str, where: str = "load_model") -> LoadedModel:
@@ -255,7 +320,13 @@ def _from_run(file: Path, where: str) -> LoadedModel:
         raise ValueError(
             f"{where}: model={file} must hold a language model, got {one_line(checkpoint.header['algorithm'], 40)}"
         )
-    module, tokenizer, eos, _ = model_of(checkpoint, None, None, where, file)
+    if saved.get("adapters") and config.get("lora_rank") is None:
+        raise ValueError(
+            f"{where}: model={file} must hold a whole model, or adapters that rlox made, got those of a peft model of "
+            "your own; load it with from_checkpoint(path, model=…), and name a folder of its save_pretrained"
+        )
+    remedy = "download it first, or name it as model=… and pass this run as init_from=…"
+    module, tokenizer, eos, _ = model_of(checkpoint, None, None, where, file, remedy)
     model = LanguageModel(module, tokenizer, eos, where)
     if saved.get("adapters"):
         model = with_adapters(model, config["lora_rank"], config["lora_alpha"], config["lora_targets"], 0)

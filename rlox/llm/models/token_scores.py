@@ -43,7 +43,7 @@ class _TokenScores(torch.autograd.Function):
 
 class _ChunkedScores(torch.autograd.Function):
     """The same by operations of PyTorch, on some tokens at a time, so that nothing but the gradient is as large as the
-    logits."""
+    logits. Here entropies may have a gradient, too."""
 
     @staticmethod
     def forward(
@@ -54,6 +54,7 @@ class _ChunkedScores(torch.autograd.Function):
         targets: torch.Tensor,
         temperature: float,
         entropy: bool,
+        entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = (len(targets), len(targets), len(targets) if entropy else 0)
         log_probs, totals, entropies = (torch.empty(n, device=logits.device) for n in sizes)
@@ -63,32 +64,45 @@ class _ChunkedScores(torch.autograd.Function):
             part -= totals[some, None]
             log_probs[some] = part.gather(-1, targets[some, None])[:, 0]
             if entropy:
-                probs = part.exp()
-                # A logit of minus infinity has probability 0, and their product would be NaN.
-                entropies[some] = -(probs * part.clamp_(min=torch.finfo(part.dtype).min)).sum(-1)
-        ctx.save_for_backward(logits, row, column, targets, totals)
-        ctx.temperature = temperature
-        ctx.mark_non_differentiable(entropies)
+                entropies[some] = -part.exp().mul_(_finite(part)).sum(-1)
+        ctx.save_for_backward(logits, row, column, targets, totals, entropies)
+        ctx.temperature, ctx.entropy_gradient = temperature, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropies)
         return log_probs, entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slopes: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
-        logits, row, column, targets, totals = ctx.saved_tensors
+    def backward(
+        ctx: Any, slopes: torch.Tensor, entropy_slopes: torch.Tensor
+    ) -> tuple[torch.Tensor, None, None, None, None, None, None]:
+        logits, row, column, targets, totals, entropies = ctx.saved_tensors
         gradient = torch.zeros_like(logits)
         for some in _chunks(logits, targets):
             slope, place = slopes[some, None] / ctx.temperature, targets[some, None]
-            part = _divided(logits[row[some], column[some]], ctx.temperature)
-            part = part.sub_(totals[some, None]).exp_().mul_(-slope)
+            part = _divided(logits[row[some], column[some]], ctx.temperature).sub_(totals[some, None])
+            if ctx.entropy_gradient:
+                # By a logit, the log-probability has the derivative [it is the token's] - p; entropy -p (log p + H).
+                surplus = _finite(part).add_(entropies[some, None])
+                part = part.exp_()
+                surplus.mul_(part).mul_(entropy_slopes[some, None] / ctx.temperature)
+                part = part.mul_(-slope).sub_(surplus)
+            else:
+                part = part.exp_().mul_(-slope)
             part.scatter_(-1, place, part.gather(-1, place) + slope)
             gradient[row[some], column[some]] = part.to(gradient.dtype)
-        return gradient, None, None, None, None, None
+        return gradient, None, None, None, None, None, None
 
 
 def _chunks(logits: torch.Tensor, targets: torch.Tensor) -> list[slice]:
     """Return slices of the tokens that have at most `_AT_ONCE` logits, or one token."""
     n = max(1, _AT_ONCE // logits.shape[-1])
     return [slice(first, first + n) for first in range(0, len(targets), n)]
+
+
+def _finite(log_probs: torch.Tensor) -> torch.Tensor:
+    """Return a copy without minus infinity, whose product with the probability 0 would be NaN."""
+    return log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
 
 
 def _divided(logits: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -104,15 +118,18 @@ def token_scores(
     targets: torch.Tensor,
     temperature: float,
     entropy: bool = True,
+    entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return log-probabilities and entropies (N,) f32 of the tokens `targets` (N,).
 
-    Their distributions are at (row, column) of `logits` (B, T, V); no place may occur twice. The entropies have no
-    gradient; without `entropy` they are None.
+    Their distributions are at (row, column) of `logits` (B, T, V); no place may occur twice. The entropies have a
+    gradient if `entropy_gradient` is set; without `entropy` they are None.
     """
-    if kernels_take(logits):
+    entropy_gradient = entropy and entropy_gradient
+    if kernels_take(logits) and not entropy_gradient:
         places = row * logits.shape[1] + column
         log_probs, entropies = _TokenScores.apply(logits.view(-1, logits.shape[-1]), places, targets, temperature)
     else:
-        log_probs, entropies = _ChunkedScores.apply(logits, row, column, targets, temperature, entropy)
+        asked = (temperature, entropy, entropy_gradient)
+        log_probs, entropies = _ChunkedScores.apply(logits, row, column, targets, *asked)
     return log_probs, entropies if entropy else None

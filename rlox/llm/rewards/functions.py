@@ -172,6 +172,8 @@ class Rewards:
         The name that starts error messages.
     tokenizer : bool
         Whether there is a tokenizer. Without one, a function that takes two arguments is in the token form.
+    optional : bool
+        Whether a completion may have no function that applies, since it has another reward, of its environment.
 
     Attributes
     ----------
@@ -193,8 +195,9 @@ class Rewards:
         weights: Sequence[float] | None = None,
         where: str = "Rewards",
         tokenizer: bool = True,
+        optional: bool = False,
     ):
-        self._where = where
+        self._where, self.optional = where, optional
         functions = list(functions) if isinstance(functions, (list, tuple)) else [functions]
         if not functions:
             raise ValueError(f"{where}: there must be at least one reward function, got none")
@@ -308,7 +311,7 @@ class Rewards:
         scores = np.empty((len(self), n))
         for k, answer in enumerate(self._answers(calls)):
             scores[k] = as_scores(f"{self._where}: reward {self.names[k]}", answer, n, describe, optional=True)
-        if (idle := np.isnan(scores).all(0)).any():
+        if not self.optional and (idle := np.isnan(scores).all(0)).any():
             raise ValueError(
                 f"{self._where}: at least one reward must apply to every completion, got None from "
                 f"{', '.join(self.names)} ({describe(int(idle.argmax()))})"
@@ -318,13 +321,13 @@ class Rewards:
     def combine(self, scores: np.ndarray) -> np.ndarray:
         """Return the weighted sum (N,) f64 of `scores` (K, N) f64 over the functions that apply, not NaN.
 
-        Raises ValueError if the shape is different, or no function applies to a completion.
+        Raises ValueError if the shape is different, or no function applies to a completion, unless that is `optional`.
         """
         scores = np.asarray(scores, dtype=np.float64)
         if scores.ndim != 2 or len(scores) != len(self):
             raise ValueError(f"{self._where}: scores must have shape ({len(self)}, N), got {scores.shape}")
         applies = ~np.isnan(scores)
-        if not applies.any(0).all():
+        if not self.optional and not applies.any(0).all():
             raise ValueError(
                 f"{self._where}: at least one reward must apply to every completion, got none for completion "
                 f"{int(applies.any(0).argmin())}"

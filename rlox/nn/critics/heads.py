@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rlox.nn.value_distributions import project_atoms, quantile_losses
+from rlox.nn.value_networks import expectations
 
 Loss = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
@@ -95,11 +96,11 @@ class CategoricalHead(Head):
         self.register_buffer("bins", torch.linspace(low, high, n_bins, device="cpu"), persistent=False)
 
     def values(self, outputs: torch.Tensor) -> torch.Tensor:
-        return outputs.softmax(-1) @ self.bins
+        return expectations(outputs.softmax(-1), self.bins)
 
     def targets(self, outputs, rewards, discounts, penalties):
         probs = outputs.softmax(-1)
-        least = (probs @ self.bins).argmin(0)  # (B,)
+        least = expectations(probs, self.bins).argmin(0)  # (B,)
         probs = probs.gather(0, least.view(1, -1, 1).expand(1, -1, self.n_outputs)).squeeze(0)
         if penalties is not None:
             rewards = rewards - discounts * penalties
@@ -110,8 +111,8 @@ class CategoricalHead(Head):
         errors = -(logs * targets).sum(-1)
         loss = (errors if weights is None else weights * errors).mean()
         with torch.no_grad():
-            values = logs.exp() @ self.bins
-            td_errors = (values - targets @ self.bins).abs().mean(0)
+            values = expectations(logs.exp(), self.bins)
+            td_errors = (values - expectations(targets, self.bins)).abs().mean(0)
         return loss, {"q_loss": loss.detach(), "q_value": values.mean(), "td_errors": td_errors}
 
 

@@ -35,6 +35,11 @@ def choose(parameter: torch.Tensor, chosen: Chosen) -> torch.Tensor:
     return parameter if chosen is None else parameter[chosen]
 
 
+def _unhalved(x: torch.Tensor) -> torch.Tensor:
+    """Return features that autocast has rounded to 16 bits as float32, in which statistics are computed."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
 class BatchNorm(nn.Module):
     """Batch normalisation (Ioffe and Szegedy 2015, arXiv:1502.03167) of ``([N,] B, F)``, each network by itself.
 
@@ -73,6 +78,7 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: torch.Tensor, chosen: Chosen = None) -> torch.Tensor:
         """Normalise `x`; with `chosen` networks, (M, B, F), by running statistics."""
+        x = _unhalved(x)
         if not self._uses_batch:
             scale, shift, mean, var = (choose(part, chosen) for part in (self.scale, self.shift, self.mean, self.var))
             slope = scale * (var + EPSILON).rsqrt()
@@ -195,6 +201,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor, chosen: Chosen = None) -> torch.Tensor:
         """Normalise `x`; with `chosen` networks, (M, B, F)."""
+        x = _unhalved(x)
         return x * (x.square().mean(-1, keepdim=True) + RMS_EPSILON).rsqrt() * choose(self.scale, chosen)
 
 
