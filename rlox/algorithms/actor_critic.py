@@ -50,15 +50,6 @@ class ActorCriticAlgorithm(OffPolicyAlgorithm):
 
         return make_net(c, spec.obs_dim, kind.outputs_per_action * spec.act_dim, rng)
 
-    def _settings_of_weights(self) -> Iterable[str]:
-        yield from super()._settings_of_weights()
-        c = self.config
-        yield from ("critic_norm", "actor_norm", "critic_head", "normalize_rewards", "activation")
-        if (c.critic_norm, c.actor_norm) != ("none", "none"):
-            yield "norm_after"
-        if c.critic_head == "categorical":
-            yield from ("v_min", "v_max")
-
     def _find_policy_option(self) -> str | None:
         c, plain = self.config, {"actor_norm": "none", "residual_blocks": 0, "unit_norm": False}
         changed = (f"{name}={getattr(c, name)}" for name, value in plain.items() if getattr(c, name) != value)

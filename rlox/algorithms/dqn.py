@@ -14,7 +14,6 @@ sequences are drawn uniformly and may cross the ends of episodes, and the networ
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,12 +89,6 @@ class DQN(OffPolicyAlgorithm):
             rule = "lstm or gru for a policy with one" if self.policy.state_dim else "none for a policy without one"
             raise ValueError(f"DQN: memory must be {rule}, got {c.memory}")
         self._require_outputs(self.policy, spec.n_actions, "the values of all actions")
-
-    def _settings_of_weights(self) -> Iterable[str]:
-        yield from super()._settings_of_weights()
-        yield "distribution"
-        if self.config.distribution == "categorical":
-            yield from ("v_min", "v_max")
 
     # ---- sequences, with a memory
 

@@ -23,12 +23,12 @@ from torch.nn import functional as F
 from rlox.checkpoint.counters import scheduled
 from rlox.config import DreamerConfig, integer
 from rlox.envs import EnvSpec
+from rlox.envs.spec import require_bounds
 from rlox.gpu.numerics import autocast
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import SequenceBatch
 from rlox.nn.modules import flat_copy
 from rlox.nn.transfers import upload
-from rlox.training.off_policy import require_bounds
 from rlox.training.sequences import SequenceAlgorithm
 from rlox.world_models.acting import DreamerPolicy, WorldModelActor
 from rlox.world_models.laprop import LaProp

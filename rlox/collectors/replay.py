@@ -195,7 +195,7 @@ class ReplayCollector(Collector):
         """Return the current observations ``(N, *obs_shape)``, not a copy. The first call starts the environments, and
         so does the first one after a number was refused."""
         if self._raw is None:
-            self.forget_buffer()
+            self._fed = None
             if self.exploration is not None:
                 self.exploration.end(np.ones(self.n_envs, np.bool_))
             self._raw = self.env.reset_all()

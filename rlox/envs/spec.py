@@ -570,3 +570,17 @@ def check_actions(spec: EnvSpec, actions: Any, n: int, where: str) -> np.ndarray
     if spec.n_choices is not None and ((actions < 0) | (actions >= spec.n_choices)).any():
         raise ValueError(f"{where}: actions must be >= 0 and below {spec.n_choices}, got {actions.tolist()}")
     return actions
+
+
+def require_bounds(spec: Any, where: str) -> None:
+    """Raise ValueError unless the bounds of the environment's continuous actions are finite and apart."""
+    low, high = spec.act_low, spec.act_high
+    if low is None or high is None:
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        width = high - low
+    if not (np.isfinite(width) & (width > 0)).all():
+        raise ValueError(
+            f"{where}: the bounds of the environment's actions must be finite and apart, got {low.tolist()} to "
+            f"{high.tolist()}; wrap it so that its action_space is such a Box, or take PPO, which needs no bounds"
+        )

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from rlox.envs.tensor.sums import expectations
 from rlox.kernels.nn import quantiles as kernel
-from rlox.nn.value_networks import ValueNetwork, expectations
+from rlox.nn.value_networks import ValueNetwork
 
 
 def distributional_q_loss(
@@ -134,8 +135,7 @@ def project_atoms(
     """
     low, high, n = atoms[0], atoms[-1], len(atoms)
     values = torch.addcmul(rewards.unsqueeze(-1), discounts.unsqueeze(-1), atoms).clamp(low, high)
-    # Rounding may not lead beyond the last atom: it would make a probability negative.
-    places = ((values - low) * ((n - 1) / (high - low))).clamp(max=n - 1)
+    places = ((values - low) * ((n - 1) / (high - low))).clamp(max=n - 1)  # beyond it, probabilities are negative
     return (share_by_scatter if places.device.type == "cpu" else share_by_pairs)(places, probabilities)
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rlox.envs.tensor.sums import expectations
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import QPolicy
 from rlox.nn.modules import layer_weights
@@ -184,23 +185,12 @@ class ValueNetwork(nn.Module):
 
     def means(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the values (…), in units of discounted return, of atoms (…, N)."""
-        if self.head.kind == "categorical":
-            return expectations(outputs.softmax(-1), self.atoms)
-        return outputs.mean(-1)
+        is_mean = self.head.kind != "categorical"
+        return outputs.mean(-1) if is_mean else expectations(outputs.softmax(-1), self.atoms)
 
     def forward(self, obs: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         """Return values (B, A), in units of discounted return."""
         return self.means(self.outputs(obs, noise))
-
-
-def expectations(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the sums (…) of `values` (…, N) times `weights`, (N,) or (B, N) for values (B, M, N).
-
-    They are float32 under autocast, too, which would round a matrix product to 8 bits.
-    """
-    if torch.is_autocast_enabled(values.device.type):
-        return (values * (weights if weights.ndim == 1 else weights.unsqueeze(1))).sum(-1)
-    return values @ weights if weights.ndim == 1 else (values @ weights.unsqueeze(-1)).squeeze(-1)
 
 
 def create_value_policy(

@@ -17,6 +17,7 @@ from rlox.algorithms.table import ALGORITHMS, explain_actions, list_able, resolv
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, one_line
+from rlox.checkpoint.meaning import require_same_meaning
 from rlox.checkpoint.shapes import require_shapes
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, reward_name
@@ -557,12 +558,6 @@ class Agent(Algorithm):
             self.normalizer.set_state(checkpoint.tensors["normalization"], returns=exact)
         return exact
 
-    def _settings_of_weights(self) -> Iterable[str]:
-        """Yield the settings without which weights mean something else, though their shapes are the same."""
-        if not self._own_policy:
-            yield "activation"
-        yield "normalize_obs"
-
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
         tensors, theirs = checkpoint.tensors, checkpoint.header["algorithm"]
         if "obs_std" in tensors["normalization"]:
@@ -570,10 +565,7 @@ class Agent(Algorithm):
                 f"{where}: its policy must take unchanged observations, got a policy that "
                 "takes them normalised by its dataset's statistics; train it with normalize_obs=false"
             )
-        for name in self._settings_of_weights():
-            was, now = checkpoint.header["config"].get(name), getattr(self.config, name, None)
-            if was is not None and now is not None and was != now:
-                raise ValueError(f"{where}: {name} must be the checkpoint's, {one_line(was)}, got {now}")
+        require_same_meaning(self, checkpoint.header["config"], where)
         try:
             self._load_weights(self._fitted(tensors["policy"]), where)
         except ValueError as e:

@@ -18,6 +18,7 @@ from rlox.collectors.exploration import ActionNoise
 from rlox.compiled import NativeActor, NativeBoundedPolicy
 from rlox.compiled.guard import find_difference, find_update_difference
 from rlox.config.base import SCHEDULES
+from rlox.envs.spec import require_bounds
 from rlox.gpu.acting import Follower, choose_actor
 from rlox.gpu.devices import CUDA_PAYS_FROM, UPDATE_PAYS_FROM
 from rlox.gpu.memories import place_memory
@@ -404,17 +405,3 @@ class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
                 stacklevel=5,
             )
         return fitted
-
-
-def require_bounds(spec: Any, where: str) -> None:
-    """Raise ValueError unless the bounds of the environment's continuous actions are finite and apart."""
-    low, high = spec.act_low, spec.act_high
-    if low is None or high is None:
-        return
-    with np.errstate(over="ignore", invalid="ignore"):
-        width = high - low
-    if not (np.isfinite(width) & (width > 0)).all():
-        raise ValueError(
-            f"{where}: the bounds of the environment's actions must be finite and apart, got {low.tolist()} to "
-            f"{high.tolist()}; wrap it so that its action_space is such a Box, or take PPO, which needs no bounds"
-        )

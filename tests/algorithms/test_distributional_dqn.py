@@ -6,6 +6,7 @@ import torch
 
 import rlox
 from rlox import DQN, DQNConfig
+from rlox.envs.tensor.sums import expectations
 from rlox.kernels.nn.quantiles import quantile_losses as kernel_losses
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import DiscreteQNetwork
@@ -18,7 +19,7 @@ from rlox.nn.value_distributions import (
     share_by_scatter,
 )
 from rlox.nn.value_losses import q_loss
-from rlox.nn.value_networks import VALUE, Head, NoisyLinear, ValueNetwork, expectations
+from rlox.nn.value_networks import VALUE, Head, NoisyLinear, ValueNetwork
 
 QUANTILES, CATEGORIES = Head("quantile", 5), Head("categorical", 7, -2.0, 4.0)
 SMALL = {"hidden_sizes": [8], "learning_starts": 40, "batch_size": 16, "target_update_freq": 30, "buffer_size": 500}

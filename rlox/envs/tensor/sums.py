@@ -15,3 +15,13 @@ def cumulative_sums(x: torch.Tensor) -> torch.Tensor:
         x = x + torch.nn.functional.pad(x[..., :-shift], (shift, 0))
         shift *= 2
     return x
+
+
+def expectations(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the sums (…) of `values` (…, N) times `weights`, (N,) or (B, N) for values (B, M, N).
+
+    They are float32 under autocast, too, which would round a matrix product to 8 bits.
+    """
+    if torch.is_autocast_enabled(values.device.type):
+        return (values * (weights if weights.ndim == 1 else weights.unsqueeze(1))).sum(-1)
+    return values @ weights if weights.ndim == 1 else (values @ weights.unsqueeze(-1)).squeeze(-1)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from rlox.envs.tensor.sums import expectations
 from rlox.nn.value_distributions import project_atoms, quantile_losses
-from rlox.nn.value_networks import expectations
 
 Loss = tuple[torch.Tensor, dict[str, torch.Tensor]]
 

@@ -1,0 +1,30 @@
+"""What the weights of a checkpoint mean: settings that must be equal although all shapes are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlox.checkpoint.file import one_line
+
+
+def require_same_meaning(algorithm: Any, saved: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError unless weights that were learned with the configuration `saved` mean the same in `algorithm`.
+
+    A setting that one of the two algorithms does not have is not compared.
+    """
+    config, has_critics = algorithm.config, "critics" in algorithm._parts
+    names = ["normalize_obs", "critic_norm", "actor_norm", "critic_head", "distribution"]
+    if has_critics or not algorithm._own_policy:
+        names.append("activation")
+    if has_critics:
+        names.append("normalize_rewards")
+    values = {getattr(config, name, "none") for name in ("critic_norm", "actor_norm", "critic_head", "distribution")}
+    if values & {"layer", "batch", "batch_renorm"}:
+        names.append("norm_after")
+    if "categorical" in values:
+        names += ["v_min", "v_max"]
+    for name in names:
+        was, now = saved.get(name), getattr(config, name, None)
+        if was is not None and now is not None and was != now:
+            raise ValueError(f"{where}: {name} must be the checkpoint's, {one_line(was)}, got {now}")
