@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from rlox.config import shown
+from rlox.config import integer, shown
 from rlox.kernels.rng import Rng
 from rlox.llm.data import (
     Rows,
@@ -82,11 +82,12 @@ def pairs_of(rows: Encoded, numbers: np.ndarray) -> Pairs:
 class RowOrder:
     """The rows of a dataset in the order in which updates learn from them: each pass over the rows has a new one.
 
-    The key of `rng` and the number of the pass determine it; `first_update` is the first update on these rows.
+    The key of `rng` and the number of the pass determine it; `first_update` is the first update on these rows, and
+    `first_pass` the number of the pass that it starts.
     """
 
-    def __init__(self, n_rows: int, rng: Rng, first_update: int) -> None:
-        self.n_rows, self.first_update, self._rng = n_rows, first_update, rng
+    def __init__(self, n_rows: int, rng: Rng, first_update: int, first_pass: int = 0) -> None:
+        self.n_rows, self.first_update, self.first_pass, self._rng = n_rows, first_update, first_pass, rng
         self._pass: tuple[int, np.ndarray] | None = None  # the last pass that was read, and its order
 
     def numbers(self, update: int, n: int) -> np.ndarray:
@@ -96,9 +97,23 @@ class RowOrder:
         for number in np.unique(places // self.n_rows):
             here = places // self.n_rows == number
             if self._pass is None or self._pass[0] != number:
-                self._pass = int(number), Rng(self._rng.key, int(number)).permutation(self.n_rows)
+                key = self.first_pass + int(number)
+                self._pass = int(number), Rng(self._rng.key, key).permutation(self.n_rows)
             rows[here] = self._pass[1][places[here] % self.n_rows]
         return rows
+
+    def start(self) -> dict[str, int]:
+        """Return the first update and the number of its pass, for a checkpoint."""
+        return {"from": self.first_update, "pass": self.first_pass}
+
+    def start_at(self, saved: Mapping[str, Any], updates: int, where: str) -> None:
+        """Start where `start` said, in a checkpoint after `updates`; raise ValueError if it is damaged."""
+        self.first_update = integer(where, "rows.from", saved.get("from", 0), 0, updates)
+        self.first_pass = integer(where, "rows.pass", saved.get("pass", 0), 0)
+
+    def next_pass(self, update: int, n: int) -> int:
+        """Return the number of the first pass that has not begun before the update with this number."""
+        return self.first_pass - (self.first_update - update) * n // self.n_rows
 
 
 def __getattr__(name: str) -> Any:

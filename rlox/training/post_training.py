@@ -252,14 +252,15 @@ class LLMAlgorithm(Algorithm):
     # ---- rows
 
     def use(self, dataset: Any) -> None:
-        """Learn from `dataset` from now on, starting with its first pass; if it is the present one, go on with it.
+        """Learn from `dataset` from now on, starting with a new pass over it.
 
         Raises TypeError, ValueError or FileNotFoundError if rows lack columns that the algorithm reads, have text but
         there is no tokenizer, or are longer than the model's context.
         """
         before, self.rows = self.rows, self._encode(dataset)
-        if before is None or before.fingerprint != self.rows.fingerprint:
-            self._order = RowOrder(len(self.rows), self.rng, self.counters.updates)
+        again = self._order if before is not None and before.fingerprint == self.rows.fingerprint else None
+        number = 0 if again is None else again.next_pass(self.counters.updates, self.config.batch_size)
+        self._order = RowOrder(len(self.rows), self.rng, self.counters.updates, number)
 
     def _encode(self, dataset: Any) -> Encoded:
         return encode_dataset(dataset, self.task, self.model, type(self).__name__, self._longest())
@@ -621,8 +622,7 @@ class LLMAlgorithm(Algorithm):
         rewards = isinstance(self.policy, RewardHead)
         info: dict[str, Any] = {"model": description(self.model, self._base, self.source, rewards)}
         if self.rows is not None and self._order is not None:
-            first = self._order.first_update
-            info["rows"] = {"n": len(self.rows), "fingerprint": self.rows.fingerprint, "from": first}
+            info["rows"] = {"n": len(self.rows), "fingerprint": self.rows.fingerprint, **self._order.start()}
         if self.reference is not None:
             info["reference"] = "kept" if "reference" in self._parts else self.reference.kind
         return {**header, **info}, {**tensors, "tokenizer": tokenizer_state(self.model.tokenizer)}

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from rlox.checkpoint import load_checkpoint
-from rlox.config import integer, shown
+from rlox.config import shown
 from rlox.llm.models.adapters import require_base
 from rlox.llm.models.saved import model_of
 from rlox.training.restoring import explained, require_algorithm
@@ -71,5 +71,5 @@ def with_model(
     with explained(f"{where}: {path} cannot be restored", kinds=kinds):  # a MemoryError is not the file's fault
         algorithm._restore(algorithm.ranks.own(checkpoint, algorithm.seed), same_env=False)
     if isinstance(saved, Mapping) and algorithm._order is not None:
-        algorithm._order.first_update = integer(where, "rows.from", saved.get("from", 0), 0, algorithm.counters.updates)
+        algorithm._order.start_at(saved, algorithm.counters.updates, where)
     return algorithm

@@ -195,7 +195,7 @@ def test_resume_in_the_second_dataset_of_a_training(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
-def test_passes_over_the_same_rows_go_on_with_their_order(kind, tmp_path):
+def test_each_pass_over_the_same_rows_has_another_order(kind, tmp_path):
     cls, data, _ = KINDS[kind]
     rows = data["dataset"]
     settings = {"tokenizer": toy.tokenizer(), "batch_size": 5, "learning_rate": 1e-2}
@@ -205,6 +205,8 @@ def test_passes_over_the_same_rows_go_on_with_their_order(kind, tmp_path):
     for _ in range(3):
         orders.append([i for update in range(4) for i in whole.numbers(4 * len(orders) + update)])
         parts.train(list(rows), n_epochs=1)
+        parts.save(tmp_path / "p.safetensors")
+        parts = cls.from_checkpoint(tmp_path / "p.safetensors", dataset=rows)
     assert all(sorted(order) == list(range(20)) for order in orders)
     assert orders[0] != orders[1] != orders[2]
     assert torch.equal(whole.optimizer.flat, parts.optimizer.flat)
