@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlox.checkpoint.file import one_line
+from rlox.checkpoint import one_line
 
 
 def require_same_meaning(algorithm: Any, saved: Mapping[str, Any], where: str) -> None:
