@@ -138,7 +138,7 @@ def test_init_from_takes_weights_and_statistics(tmp_path):
     assert fresh.counters.env_steps == 0
     np.testing.assert_array_equal(fresh.evaluate(3, seed=5).returns, ppo.evaluate(3, seed=5).returns)
     with pytest.raises(ValueError, match="does not fit"):
-        PPO("Acrobot-v1", n_envs=2, n_steps=16).init_from(tmp_path / "n.safetensors")
+        PPO("Acrobot-v1", n_envs=2, n_steps=16, normalize_obs=True).init_from(tmp_path / "n.safetensors")
 
 
 OFF_POLICY = {"n_envs": 4, "seed": 0, "hidden_sizes": [32], "batch_size": 32, "learning_starts": 64, "train_freq": 8}

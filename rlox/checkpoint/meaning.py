@@ -8,14 +8,15 @@ from typing import Any
 from rlox.checkpoint import one_line
 
 
-def require_same_meaning(algorithm: Any, saved: Mapping[str, Any], where: str) -> None:
-    """Raise ValueError unless weights that were learned with the configuration `saved` mean the same in `algorithm`.
+def require_same_meaning(algorithm: Any, header: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError unless the weights of a checkpoint with `header` mean the same in `algorithm`.
 
     A setting that one of the two algorithms does not have is not compared.
     """
     config, has_critics = algorithm.config, "critics" in algorithm._parts
     names = ["normalize_obs", "critic_norm", "actor_norm", "critic_head", "distribution"]
-    if has_critics or not algorithm._own_policy:
+    # The networks of other algorithms without critics rarely fit, which another message says.
+    if has_critics or (header["algorithm"] == algorithm.name and not algorithm._own_policy):
         names.append("activation")
     if has_critics:
         names.append("normalize_rewards")
@@ -25,6 +26,6 @@ def require_same_meaning(algorithm: Any, saved: Mapping[str, Any], where: str) -
     if "categorical" in values:
         names += ["v_min", "v_max"]
     for name in names:
-        was, now = saved.get(name), getattr(config, name, None)
+        was, now = header["config"].get(name), getattr(config, name, None)
         if was is not None and now is not None and was != now:
             raise ValueError(f"{where}: {name} must be the checkpoint's, {one_line(was)}, got {now}")

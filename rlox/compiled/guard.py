@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from rlox.envs import EnvSpec
     from rlox.nn.policies import ActorCritic
 
-_NETWORKS = ("rlox.nn.policies", "rlox.nn.memory", "rlox.nn.modules", "rlox.nn.acting", "rlox.envs.spec")
+_NETWORKS = (
+    "rlox.nn.policies", "rlox.nn.memory", "rlox.nn.modules", "rlox.nn.acting", "rlox.envs.spec",
+    "rlox.envs.tensor.sums",
+)  # fmt: skip
 _LEARNER = (
     *_NETWORKS,
     "rlox.nn.optimizers",
@@ -96,8 +99,8 @@ KERNELS: dict[str, tuple[str, ...]] = {
 _UPDATE = (
     "update", "setup", "make_policy", "adam", "compiled", "progress", "clip", "sample_minibatches", "minibatches",
     "explained_variance", "draw_order", "_make_critics", "_make_ensemble", "_make_net", "_make_one", "_make_optimizer",
-    "_branch", "_draw_noise", "_draw_uniform", "_loss", "_noise_shape", "_move_target", "_move_target_when_due",
-    "_moves_policy", "_policy_arguments", "_step_by_step", "_uniform_shape", "_weight",
+    "_branch", "_find_policy_option", "_draw_noise", "_draw_uniform", "_loss", "_noise_shape", "_move_target",
+    "_move_target_when_due", "_moves_policy", "_policy_arguments", "_step_by_step", "_uniform_shape", "_weight",
 )  # fmt: skip
 _ROUND = (
     "sample", "off_policy", "clip", "random_actions", "step", "observe", "_act", "_advance", "_beta",

@@ -22,6 +22,7 @@ COMPARED: dict[str, str] = {
     "rlox.collectors.rollout": "2797886edb151d94 62656c3578f5cb36",
     "rlox.collectors.whole_sequences": "2b646f632dc25e1e c0c90851db313d63",
     "rlox.envs.spec": "e50b4b9763686bf5 4ad3d67c61dccd9d",
+    "rlox.envs.tensor.sums": "50dccdb3fc28c7a9 aa149c6c38948fac",
     "rlox.gpu.sampled": "310c718cc1d78a77 05b8dd85468d377a",
     "rlox.multi_agent.players": "6d399bdf0ab91b65 a2c0ebaf6a8d9bbd",
     "rlox.nn.acting": "f3a69df666bab932 2ff8071278c33be7",

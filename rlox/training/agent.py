@@ -565,7 +565,7 @@ class Agent(Algorithm):
                 f"{where}: its policy must take unchanged observations, got a policy that "
                 "takes them normalised by its dataset's statistics; train it with normalize_obs=false"
             )
-        require_same_meaning(self, checkpoint.header["config"], where)
+        require_same_meaning(self, checkpoint.header, where)
         try:
             self._load_weights(self._fitted(tensors["policy"]), where)
         except ValueError as e:
