@@ -29,6 +29,8 @@ LINES = {
     "rlox train algo=pp": "rlox train algo=ppo ",
     "rlox train algo.clip_eps_": "rlox train algo.clip_eps_schedule=",
     "rlox train algo=dqn buffer=prio": "rlox train algo=dqn buffer=prioritized ",
+    "rlox train -m algo=sac,td3 algo.critic_hea": "rlox train -m algo=sac,td3 algo.critic_head=",
+    "rlox train algo=dqn buffer=prioritized buffer.al": "rlox train algo=dqn buffer=prioritized buffer.alpha=",
     "rlox train logger=tens": "rlox train logger=tensorboard ",
     "rlox train num_generati": "rlox train algo.group_size=",
     "rlox train resume=out": "rlox train resume=outputs/one ",
@@ -36,7 +38,7 @@ LINES = {
     "rlox train 'seed=0' algo=pp": "rlox train 'seed=0' algo=ppo ",
 }
 DEFAULT = {
-    "bash": ["rlox train algo=pp", "rlox train algo.clip_eps_", "rlox train resume=out"],
+    "bash": ["rlox train algo=pp", "rlox train -m algo=sac,td3 algo.critic_hea", "rlox train resume=out"],
     "zsh": ["rlox train algo.clip_eps_"],
 }
 

@@ -118,6 +118,31 @@ def test_the_sweep_of_a_preset_is_composed_and_typed_values_replace_it():
     assert [job.config.seed for job in compose_jobs(["-m"], ["experiment=cartpole-seeds", "seed=7,8"])] == [7, 8]
 
 
+def test_a_sweep_over_choices_has_keys_of_theirs():
+    jobs = compose_jobs(["-m"], ["algo=sac,td3", "env=Pendulum-v1", "algo.learning_starts=77", "algo.gamma=0.9,0.8"])
+    assert [(job.algo, job.config.algo.learning_starts, job.config.algo.gamma) for job in jobs] == [
+        (algo, 77, gamma) for algo in ("sac", "td3") for gamma in (0.9, 0.8)
+    ]
+    (one, two) = compose_jobs(["-m"], ["algo=dqn", "buffer=uniform,prioritized", "buffer.size=99"])
+    assert (one.config.buffer.size, two.config.buffer.size) == (99, 99)
+    with pytest.raises(
+        ValueError, match=r"job 0 of the sweep \(algo=ppo .*algo.learning_starts is no key of PPOConfig"
+    ):
+        compose_jobs(["-m"], ["algo=ppo,dqn", "algo.learning_starts=77"])
+
+
+def test_an_environment_of_a_missing_module_is_named():
+    with pytest.raises(ValueError, match=r"^env=gym:CartPole-v1 imports gym: there is no such module"):
+        compose_jobs([], ["env=gym:CartPole-v1"])
+
+
+def test_settings_are_shown_for_environments_without_tuned_ones(command):
+    code, shown, _ = command("show", "algo=td3", "env=CartPole-v1")
+    assert not code
+    assert "algo.target_noise" in shown
+    assert "no tuned settings for algo=td3 env=CartPole-v1; `rlox ls tuned` lists those that exist" in shown
+
+
 def test_the_users_folder_overrides_built_in_settings(tmp_path):
     (tmp_path / "tuned" / "ppo").mkdir(parents=True)
     (tmp_path / "algo").mkdir()

@@ -7,6 +7,7 @@ import sys
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import gymnasium
@@ -208,7 +209,7 @@ def test_completion_offers_the_equivalent_key():
     assert completions("num_env") == ["env.n_envs="]
     assert completions("algo.anneal_lr") == ["algo.learning_rate_schedule=linear"]
     assert completions("env.num_envs") == completions("algo.c") == completions("algo.nothing_at_all") == []
-    assert complete("resu") == ["resume="]
+    assert complete(SimpleNamespace(params={}), "resu") == ["resume="]
     words = {"_RLOX_COMPLETE": "complete_bash", "COMP_WORDS": "rlox train algo.clip_range", "COMP_CWORD": "2"}
     program = "import sys; sys.argv = ['rlox']; from rlox_cli.main import app; app(prog_name='rlox')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, **words})

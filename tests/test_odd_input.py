@@ -233,6 +233,7 @@ def test_other_commands_check_arguments_before_they_start(command, tmp_path, mon
         (["cp", "algo/ppo", "file"], "DEST must be a folder, got the file file"),
         (["plot", "run", "--out", "folder.arrow"], "--out must end in .png or .html, got folder.arrow"),
         (["eval", "run", "--render"], "--render must have a display, but DISPLAY is not set"),
+        (["enjoy", "run", "--import", "json"], "rlox eval run --video episode.mp4 --import json"),
         (
             ["collect", "run", "--steps", "9", "--out", "folder.arrow", "--force"],
             "--out must be a file, but there is",

@@ -7,9 +7,11 @@ import pytest
 import yaml
 
 import rlox
+from rlox.config import RunConfig
 from rlox_cli.bench.learn import compose_cells
 from rlox_cli.config.compose import compose_jobs
-from rlox_cli.config.presets import algorithm_of, choice_names, config_of, preset_settings, read_presets
+from rlox_cli.config.presets import choice_names, config_of, name_choice, preset_settings, read_presets
+from rlox_cli.records.runs import group_runs, read_run
 from rlox_cli.report.choosing import START_WITH
 
 PRESET = """# @package _global_
@@ -58,22 +60,30 @@ def test_cells_of_a_benchmark_are_named_by_the_preset(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [[], ["-m", "hydra/sweeper=basic"]])
 def test_a_run_names_the_algorithm_and_its_folder_the_preset(folder, command, tmp_path, launcher):
-    code, _, error = command("train", "-cd", str(folder), "algo=eager", *SHORT, *launcher)
+    code, printed, error = command("train", "-cd", str(folder), "algo=eager", *SHORT, *launcher)
     assert not code, error
     (path,) = (tmp_path / "outputs").rglob("metrics.jsonl")
     run = path.parent
     assert "eager-CartPole-v1-s0" in str(run)
-    assert yaml.safe_load((run / "config.yaml").read_text())["algo"]["name"] == "dqn"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["algo"]["name"], config["preset"]) == ("dqn", "eager")
+    assert "eager CartPole-v1 seed 0" in printed or launcher
+    assert re.search(r"eager-CartPole-v1-s0\S* +eager +CartPole-v1 ", command("ls", "runs")[1])
+    assert group_runs([read_run(run, ["eval/mean_return"])])[0].label == "eager"
     assert rlox.load_checkpoint(run / "checkpoints" / "last.safetensors").header["algorithm"] == "dqn"
     code, out, error = command("train", f"resume={run}", "total_timesteps=80")
     assert not code, error
+    assert "eager CartPole-v1 seed 0" in out
     assert "80 steps" in out
+    assert yaml.safe_load((run / "config.yaml").read_text())["preset"] == "eager"
 
 
 def test_the_algorithm_of_a_choice():
-    assert algorithm_of("sac", rlox.DQNConfig()) == "sac"
-    assert algorithm_of("eager", rlox.DQNConfig()) == "dqn"
-    assert algorithm_of("eager", None) == "eager"
+    run = RunConfig(algo=rlox.DQNConfig())
+    assert (name_choice("eager", run), run.preset) == ("dqn", "eager")
+    assert (name_choice("sac", run), run.preset) == ("sac", None)
+    run.algo = None
+    assert (name_choice("eager", run), run.preset) == ("eager", "eager")
     assert config_of("eager") is None
     assert config_of("dqn") is rlox.DQNConfig
 

@@ -26,6 +26,7 @@ from rlox.offline.export import export
 from rlox.tracking import durable_rows
 from rlox_cli.commands.train import main
 from rlox_cli.run.resume import main as resume
+from rlox_cli.run.resume import prepare
 from rlox_cli.terminal.console import TextConsole
 from rlox_cli.terminal.errors import UsageError
 
@@ -389,6 +390,15 @@ def test_the_same_in_the_library(tmp_path):
         (["resume=run", "algo.gama=0.9"], "algo.gama is no key of PPOConfig; did you mean 'gamma'"),
         (["resume=run", "algo.gamma=much"], "algo.gamma must be a number, got 'much'"),
         (["resume=run", "algo.gamma=2"], r"algo.gamma must be in \[0, 1\], got 2"),
+        (
+            ["resume=run", "algo.optimizer=rmsprop"],
+            "algo.optimizer must stay adam .*; start a new run, since its weights",
+        ),
+        (["resume=run", "algo.memory=gru"], "algo.memory must stay none in a run that is resumed, got gru"),
+        (["resume=run", "algo.normalize_rewards=true"], "must stay false .*, got true; a new run can start from its"),
+        (["resume=run", "env.reward_fn=sign"], "env.reward_fn must stay null in a run that is resumed, got sign"),
+        (["resume=run", "preset=mine"], "preset=mine must not be combined with resume="),
+        (["preset=crossq"], "preset=crossq must be algo=crossq"),
         (["resume=run", "tuned=off"], "tuned=off must not be combined with resume="),
         (["resume=run", "seed=1,2"], "seed=1,2 must be KEY=VALUE with one value"),
         (["-m", "resume=run"], "-m must not be combined with resume="),
@@ -408,6 +418,28 @@ def test_an_error_is_one_paragraph(finished):
     done = forked.run("train", "resume=run", "seed=1", cwd=finished)
     assert done.returncode == 2
     assert re.fullmatch(r"rlox train: seed must stay 3 .*\n", done.stderr)
+
+
+def test_a_record_that_ends_before_the_checkpoint_is_named(mine):
+    record = mine / "run/metrics.jsonl"
+    rows = record.read_text().splitlines(keepends=True)
+    early = [row for row in rows if json.loads(row)["step"] <= 5_000]
+    record.write_text("".join(early))
+    last = max(json.loads(row)["step"] for row in early)
+    printed = train(mine, "resume=run", "total_timesteps=12_000")
+    assert f"warning: metrics.jsonl has rows up to step {last:,} only, so curves of this run have a gap" in printed
+    assert "warning" not in train(mine, "resume=run", "total_timesteps=14_000").replace(printed, "")
+
+
+def test_other_hyper_parameters_choose_the_backend_anew(mine, monkeypatch):
+    monkeypatch.chdir(mine)
+
+    def backend(*overrides):
+        return prepare("run", [], ["total_timesteps=20_000", *overrides], [], TextConsole()).config.backend
+
+    assert backend() == "native"
+    assert backend("algo.clip_eps=0.1") == "auto"
+    assert backend("algo.clip_eps=0.1", "backend=torch") == "torch"
 
 
 def test_runs_with_damaged_or_missing_files(mine):
@@ -488,7 +520,7 @@ def test_a_run_stopped_by_score_resumes_only_without_the_rule(tmp_path):
     assert "To train on: rlox train resume=run eval.stop_at=null" in output
     (tmp_path / "out.txt").unlink()
     output = train(tmp_path, "resume=run", "eval.stop_at=null")
-    assert "changed: eval.stop_at 9.0 -> None" in output
+    assert "changed: eval.stop_at 9.0 -> null" in output
     assert "trained ppo CartPole-v1 seed 3: 10,240 steps" in output
 
 

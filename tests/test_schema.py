@@ -5,6 +5,7 @@ import functools
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -164,4 +165,4 @@ def test_copied_files_find_their_schema(command, tmp_path):
 def test_schemas_are_no_group_of_choices():
     from rlox_cli.config.completion import complete
 
-    assert complete("sch") == ["schedule_timesteps="]
+    assert complete(SimpleNamespace(params={}), "sch") == ["schedule_timesteps="]

@@ -232,6 +232,8 @@ def test_failures_that_may_be_temporary_are_retried_and_others_reported(tmp_path
         *(("finished", 1), ("finished", 2), ("failed", 3)),
         ("failed", 0),  # failed before its record was opened, so the ledger has the error
     ]
+    again = "resume with: rlox sweep resume sweep --import flaky --retry-failed"
+    assert again in rlox(tmp_path, "sweep", "status", "sweep")
     assert "add --import flaky" in rlox(tmp_path, "sweep", "resume", "sweep", code=2)
     (tmp_path / "mended").touch()
     assert "3 of 4 jobs are finished" in rlox(tmp_path, "sweep", "resume", "sweep", "--import", "flaky", code=1)

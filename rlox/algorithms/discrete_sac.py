@@ -49,7 +49,11 @@ class DiscreteSAC(SAC):
         super()._require_fitting_spec(where)
         c, image = self.config, self.spec.image
         for name, holds, rule in (
-            ("critic_head", c.critic_head == "mean", "be mean with discrete actions, whose critics predict means"),
+            (
+                "critic_head",
+                c.critic_head == "mean",
+                "be mean with discrete actions, so TQC, XQC and FlashSAC are for continuous ones",
+            ),
             ("exploration_noise", c.exploration_noise == 0, "be 0 with discrete actions, which the policy samples"),
             ("hold_noise", c.hold_noise < 2, "be 0 with discrete actions"),
             (

@@ -1,4 +1,4 @@
-"""What the weights of a checkpoint mean: settings that must be equal although all shapes are."""
+"""What the weights of a checkpoint mean: settings that must be equal, although all shapes may be."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlox.checkpoint import one_line
+
+# Hyper-parameters that decide which weights and statistics an algorithm has, and those that decide what they mean.
+DEFINES_WEIGHTS = (
+    *("hidden_sizes", "critic_hidden_sizes", "residual_blocks", "n_critics", "target_network", "dueling", "noisy"),
+    *("critic_head", "n_bins", "n_quantiles", "distribution", "n_atoms", "layer_norm", "critic_norm", "actor_norm"),
+    *("memory", "memory_size", "memory_layers", "optimizer", "share_parameters", "agent_id", "critic", "value_norm"),
+    *("size", "deter_dim", "stoch_dim", "stoch_classes", "hidden_dim", "lora_rank", "lora_targets"),
+)
+DEFINES_MEANING = ("activation", "normalize_obs", "normalize_rewards", "norm_after", "v_min", "v_max", "lora_alpha")
 
 
 def require_same_meaning(algorithm: Any, header: Mapping[str, Any], where: str) -> None:

@@ -309,6 +309,7 @@ class RunConfig(Config):
     logger: LoggerConfig = operational(LoggerConfig)  # where metrics are mirrored
     remote: RemoteConfig = operational(RemoteConfig)  # workers on other machines that run the environments
     ray: RayConfig = operational(RayConfig)  # placement of actors on Ray, for algo.actors=ray
+    preset: str | None = operational(None)  # the preset that the settings began with, as algo=PRESET chooses it
     reference: dict[str, Any] | None = operational(None)  # score that tuned settings must reach; set by conf/tuned
 
     def rules(self):

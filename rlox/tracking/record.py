@@ -129,6 +129,7 @@ class Ledger:
         self._first: dict[str, Any] | None = None  # the first segment's start row
         self.seen = 0  # bytes read so far
         self.segment = 0
+        self.last = 0  # highest step of a row
         self.durable = 0  # step of the last segment's newest `last` checkpoint
         self.end: dict[str, Any] | None = None  # the last segment's end row
         self.starts: dict[int, dict[str, Any]] = {}  # segment -> its start row, with the step it resumed from
@@ -151,7 +152,7 @@ class Ledger:
             if row["segment"] not in self.starts:
                 line = json.dumps(row).encode()
                 raise _corrupt(self.path, self.seen, "follow its segment's start row", line)
-            self.seen = end
+            self.seen, self.last = end, max(self.last, row["step"])
 
     @property
     def run_id(self) -> str:

@@ -538,6 +538,7 @@ class Agent(Algorithm):
         where = f"{type(self).__name__}.from_checkpoint"
         try:
             with restoring.explained(f"{where}: {path} cannot be restored"):
+                require_same_meaning(self, checkpoint.header, where)
                 self._restore(self.ranks.own(checkpoint, self.seed), same_env)
         except ValueError:
             self.close()

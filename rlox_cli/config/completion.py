@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+
+import typer
+
+# Choices that decide which keys there are, with the first of several values.
+_CHOICE = re.compile(r"((?:algo|buffer|dataset|logger|experiment|hydra/\w+)=)(\[[^\[\]\s]*\]|[^\[\]\s,]+)")
 
 
 class _Replacement(str):
@@ -12,11 +18,11 @@ class _Replacement(str):
         return True
 
 
-def complete(incomplete: str) -> list[str]:
+def complete(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the candidates for the word at the cursor.
 
-    These are groups and choices (``algo=ppo``), keys (``algo.clip_eps=``, also if another trainer's name for it was
-    typed), run folders after ``resume=``, and files after ``dataset=``.
+    These are groups and choices (``algo=ppo``), keys of what the line chooses (``algo.clip_eps=``, also if another
+    trainer's name for it was typed), run folders after ``resume=``, and files after ``dataset=``.
     """
     if incomplete.startswith("resume="):
         from glob import glob
@@ -40,7 +46,8 @@ def complete(incomplete: str) -> list[str]:
     with initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="rlox"):
         loader = GlobalHydra.instance().config_loader()
         plugin = next(iter(Plugins.instance().discover(CompletionPlugin)))(loader)
-        found = plugin._query(config_name=CONFIG_NAME, line=incomplete)
+        chosen = [match[0] for word in ctx.params.get("overrides") or () if (match := _CHOICE.match(word))]
+        found = plugin._query(config_name=CONFIG_NAME, line=" ".join([*chosen, incomplete]))
     found = [word for word in found if word != SCHEMA_FOLDER]  # a folder without choices
     found += [key for key in ("output_dir=", "resume=") if key.startswith(incomplete)]
     if not found:

@@ -34,7 +34,7 @@ from rlox.config import RunConfig
 from rlox.config.run import to_plain
 from rlox_cli.config.explain import explain
 from rlox_cli.config.overrides import FOLDERS, explain_unparsed, flag_value, refuse_blanks, refuse_forms
-from rlox_cli.config.presets import algorithm_of
+from rlox_cli.config.presets import name_choice
 from rlox_cli.config.ranges import count_values, read_search
 from rlox_cli.config.rules import apply_settings, check_run
 from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, SearchPath, ray_settings, register, to_run_config
@@ -182,13 +182,16 @@ def _serve_config_dir(flags: list[str]) -> None:
 def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[list[str]]]:
     """Return the configuration without the swept keys, and the jobs as Hydra's basic sweeper expands them.
 
+    Nor does it have the keys below a swept choice: with ``algo=sac,td3 algo.learning_starts=500``, only the jobs do.
     ``hydra.sweeper.params`` count as if they were typed. For a search with Optuna, the jobs cover both ends of every
     range. For any other sweeper there is one job, without the swept keys.
     """
     loader = GlobalHydra.instance().config_loader()
     try:
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
-        fixed = [item.input_line for item in parsed if not item.is_sweep_override()]
+        below = tuple(f"{item.key_or_group}." for item in parsed if item.is_sweep_override())
+        alone = (item for item in parsed if not (item.is_sweep_override() or item.key_or_group.startswith(below)))
+        fixed = [item.input_line for item in alone]
         master = composed(fixed, config_name, "")
         ray_settings(master)
         if searches(master):
@@ -311,7 +314,7 @@ def _subdir(cfg: DictConfig, number: int) -> str:
 def _compose_one(cfg: DictConfig, overrides: list[str], where: str) -> Job:
     try:
         choices, run = cfg.hydra.runtime.choices, to_run_config(cfg)
-        algo = algorithm_of(choices.algo, run.algo)
+        algo = name_choice(choices.algo, run)
         check_run(run, algo, choices.get("buffer"))
         to_plain(run, algo)  # before anything runs, since the run could not be read again
         tuned = apply_settings(run, choices.algo, choices.get("tuned"), overrides)

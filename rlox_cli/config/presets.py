@@ -1,7 +1,7 @@
 """Presets: choices of ``algo=`` that are an algorithm with other settings, such as ``algo=qr_dqn`` for DQN.
 
 A preset is a YAML file of the group ``algo``, in `conf/` or the folder of ``-cd``, whose first default is the schema of
-its algorithm. Runs, checkpoints and comparisons name the algorithm; folders of runs and tuned settings, the preset.
+its algorithm. Checkpoints name the algorithm. Runs, plots, folders and tuned settings name the preset.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from typing import Any
 import yaml
 
 from rlox.algorithms import ALGORITHMS, algorithm_names, entry_of, resolve
-from rlox.config import Config
+from rlox.config import Config, RunConfig
 from rlox_cli.config.shipped import read_shipped
 
 
-def algorithm_of(choice: str, config: Any) -> str:
-    """Return the name of the algorithm that ``algo=choice`` is, given its `config`: `choice` itself, or of a preset the
-    algorithm with such a configuration."""
+def name_choice(choice: str, run: RunConfig) -> str:
+    """Return the name of the algorithm that ``algo=choice`` is: `choice` itself, or of a preset, which is named in
+    `run`, the algorithm with such a configuration."""
     if entry_of(choice) is not None:
+        run.preset = None
         return choice
-    names = (name for name, entry in ALGORITHMS.items() if resolve(entry.config) is type(config))
-    return next(names, choice)
+    run.preset = choice
+    return next((name for name, entry in ALGORITHMS.items() if resolve(entry.config) is type(run.algo)), choice)
 
 
 def read_presets() -> dict[str, str]:

@@ -49,9 +49,10 @@ class Environment(Family):
             )
         self.check_buffer(run, algo, buffer)
         self.check_dataset(run, algo)
-        module = find_module(run.env.id)
-        if modules := [*run.imports, *([module] if module else [])]:
-            import_modules(modules)
+        if run.imports:
+            import_modules(run.imports)
+        if module := find_module(run.env.id):
+            import_modules([module], f"env={run.env.id} imports")
         if is_multi_agent(run.env.id):
             _check_agents(run, algo)
         else:

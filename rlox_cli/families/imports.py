@@ -20,8 +20,10 @@ from rlox_cli.terminal.errors import UsageError
 _OWN = "rlox.llm.toy"  # its functions need no --import
 
 
-def import_modules(names: Iterable[str]) -> None:
+def import_modules(names: Iterable[str], source: str = "--import") -> None:
     """Import each module, looking in the working directory first and then in the environment, as ``python -m`` does.
+
+    `source` names what was typed, for error messages.
 
     Raises
     ------
@@ -35,23 +37,23 @@ def import_modules(names: Iterable[str]) -> None:
         if not all(part.isidentifier() for part in name.split(".")):
             hint = name.removesuffix(".py").strip("./").replace("/", ".")
             raise UsageError(
-                f"--import must be a module's dotted name, got {name!r}; try --import {hint or 'my_package'}"
+                f"{source} must be a module's dotted name, got {name!r}; try {source} {hint or 'my_package'}"
             )
         try:
             module = import_module(name)
         except ModuleNotFoundError as e:
             if e.name is None or not f"{name}.".startswith(f"{e.name}."):
-                raise UsageError(f"--import {name}: it needs the module {e.name}, which is not installed") from e
+                raise UsageError(f"{source} {name}: it needs the module {e.name}, which is not installed") from e
             raise UsageError(
-                f"--import {name}: there is no such module in {os.getcwd()} or the environment; run rlox from the "
+                f"{source} {name}: there is no such module in {os.getcwd()} or the environment; run rlox from the "
                 "folder that contains it, or install it with pip"
             ) from e
         except Exception as e:  # the user's own code
-            raise UsageError(f"--import {name}: its code failed with {type(e).__name__}: {e}") from e
+            raise UsageError(f"{source} {name}: its code failed with {type(e).__name__}: {e}") from e
         if getattr(module, "__file__", "") is None:
             folder = next(iter(module.__path__))
             raise UsageError(
-                f"--import {name}: {folder} is a folder without __init__.py, which has no code; if the module is in "
+                f"{source} {name}: {folder} is a folder without __init__.py, which has no code; if the module is in "
                 "it, run rlox from there"
             )
         if name not in worker_imports:

@@ -72,6 +72,11 @@ class Run:
         return self.flat["algo.name"]
 
     @property
+    def name(self) -> str:
+        """What ``algo=`` chose: the algorithm, or a preset of it."""
+        return self.flat.get("preset") or self.algo
+
+    @property
     def env(self) -> str:
         return self.flat["env.id"]
 
@@ -161,8 +166,8 @@ def read_run(folder: Path, metrics: Iterable[str]) -> Run:
     """
     config = read_config(folder)
     flat = dict(flatten(config))
-    for key, kind in (("algo.name", str), ("env.id", str), ("seed", int)):
-        if type(flat.get(key)) is not kind:
+    for key, kind in (("algo.name", str), ("env.id", str), ("seed", int), ("preset", str)):
+        if type(flat.get(key)) is not kind and not (key == "preset" and flat.get(key) is None):
             raise ValueError(f"{shown(folder / 'config.yaml')}: {key} must have a valid value, got {flat.get(key)!r}")
     alive = is_alive(folder)
     ledger = Ledger(folder)
@@ -318,7 +323,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
     cells: dict[tuple[str, ...], list[Run]] = {}
     keys = [_full_key(runs, key) for key in by]
     for run in runs:
-        cell = (run.env,) if keys else (run.env, run.algo)
+        cell = (run.env,) if keys else (run.env, run.name)
         cells.setdefault(cell, []).append(run)
     groups: list[Group] = []
     for members in cells.values():
@@ -375,4 +380,4 @@ def _label(group: Group, siblings: list[Group], chosen: bool) -> str:
         settings.append(shortened if key in (PATH, "algo.name") else f"{key.rpartition('.')[2]}={shortened}")
     if len(keys) < len(group.settings):
         settings.append("…")
-    return " ".join(settings if chosen else [group.runs[0].algo, *settings])
+    return " ".join(settings if chosen else [group.runs[0].name, *settings])

@@ -277,7 +277,8 @@ def _metrics_table(result: dict[str, Any], metric: str) -> PlainTable:
     metrics = result["metrics"]
     table = make_table("", "A", "B", "B − A", "95 % interval")
     unit = result["unit"]
-    span = " to ".join(f"{step:,}" for step in metrics["mean_over_steps"]["steps"])
+    first, last = metrics["mean_over_steps"]["steps"]
+    span = f"{first:,} to {last:,}" if first < last else "that both have"
     for name, title in (
         ("final", f"final {metric_name(metric)}"),
         ("best", "best"),

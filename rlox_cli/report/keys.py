@@ -14,7 +14,7 @@ import yaml
 
 from rlox import config as configs
 from rlox.buffers import buffer_config_class
-from rlox.config import nearest, tuned
+from rlox.config import nearest, tuned, tuned_pairs
 from rlox.config.base import types_of
 from rlox.offline.dataset import open_dataset
 from rlox.tracking.loggers import logger_config, logger_settings, outside_loggers
@@ -153,7 +153,8 @@ def _show_algorithm(algo: str, env: str | None, console: TextConsole) -> None:
     presets = read_presets()
     cls, preset = config_of(algo), preset_settings(algo) if algo in presets else None
     columns = {} if preset is None else {"preset": preset}
-    if env is not None:
+    known = (algo, env) in tuned_pairs()
+    if env is not None and known:
         columns["tuned"] = tuned(algo, env)
     console.print(f"{algo}: {inspect.getdoc(cls) if preset is None else describe_preset(algo)}")
     if algo in START_WITH:
@@ -168,3 +169,5 @@ def _show_algorithm(algo: str, env: str | None, console: TextConsole) -> None:
         text = yaml.safe_dump(rest, default_flow_style=True, width=200, allow_unicode=True).strip()
         also = {"preset": "also of the preset", "tuned": "also tuned"}[name]
         console.print(f"\n{also}: {text}")
+    if env is not None and not known:
+        console.print(f"\nno tuned settings for algo={algo} env={env}; `rlox ls tuned` lists those that exist")

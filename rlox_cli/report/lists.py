@@ -95,7 +95,7 @@ def _list_runs(folder: Path, console: Console) -> None:
     for run in runs:
         try:
             plain = read_config(run)
-            what = [str(plain["algo"]["name"]), str(plain["env"]["id"]), str(plain["seed"])]
+            what = [str(plain.get("preset") or plain["algo"]["name"]), str(plain["env"]["id"]), str(plain["seed"])]
             alive = is_alive(run)
             steps, status, best = 0, "running" if alive else "killed", None
             for row, _ in read_rows(run / "metrics.jsonl"):

@@ -180,16 +180,19 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
             result = family.examine(algorithm, config, start, scratch)
         finally:
             algorithm.close()
+    needed, free = result.estimate.disk, limits.free_disk(folder)
+    if needed > limits.TIGHT * free:
+        warnings.append(f"the disk may become full: files take {limits.size(needed)}, and {limits.size(free)} are free")
     lines = [
         *result.lines,
         *device,
-        ("disk", f"{limits.size(result.estimate.disk)} of {limits.size(limits.free_disk(folder))} free"),
+        ("disk", f"{limits.size(needed)} of {limits.size(free)} free"),
         ("time", _time(config, result.estimate, result.limit)),
         # The default name contains the time, which will be another one when the run starts.
         ("folder", f"{shown(folder.parent)}/…" if is_named_by_time(job) else shown(folder)),
         *(("warning", line) for line in dict.fromkeys([*warnings, *result.warnings])),
     ]
-    return Report(f"{job.algo} on {config.env.id}", lines, result.estimate)
+    return Report(f"{job.choice} on {config.env.id}", lines, result.estimate)
 
 
 @contextmanager

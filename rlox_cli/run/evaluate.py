@@ -61,9 +61,10 @@ def enjoy(path: Path, typed: Evaluation) -> None:
         If there is no display, or nothing acts in an environment.
     """
     if not _has_display():
+        imports = "".join(f" --import {name}" for name in typed.imports)
         raise UsageError(
             f"a window needs a display, but DISPLAY is not set; to record a film instead: rlox eval {shown_path(path)} "
-            "--video episode.mp4"
+            f"--video episode.mp4{imports}"
         )
     import_modules(typed.imports)
     given, path = path, find_checkpoint(path)

@@ -12,8 +12,9 @@ from pathlib import Path
 from rich.console import Console
 
 from rlox import tracking
-from rlox.config import RunConfig
-from rlox.tracking.store import MIRRORS
+from rlox.config import MlflowConfig, RunConfig
+from rlox.config.sqlite import is_sqlite, sqlite_file
+from rlox.tracking.store import MIRRORS, read_config
 from rlox.tracking.wandb import has_login
 from rlox_cli.records.folders import find_runs
 from rlox_cli.terminal.console import TextConsole, print_text
@@ -87,8 +88,13 @@ def finish_mirrors(folders: list[Path], console: Console) -> None:
                 console.print(f"  {name:<12} {url}")
                 if name == "wandb" and report.url.startswith("/"):
                     console.print(f"  {'upload':<12} wandb sync {url}")
-    if any("mlflow" in mirrors for mirrors in reports.values()):
-        console.print(f"  {'view':<12} rlox ui")
+    recorded = [folder for folder, mirrors in reports.items() if "mlflow" in mirrors]
+    for uri in dict.fromkeys(read_config(folder)["logger"]["mlflow"]["tracking_uri"] for folder in recorded):
+        if is_sqlite(uri):
+            store, usual = sqlite_file(uri), MlflowConfig().in_effect
+            opens = is_sqlite(usual) and sqlite_file(usual).absolute() == store
+            option = "" if opens else f" --store {shlex.quote(shown(store))}"
+            console.print(f"  {'view':<12} rlox ui{option}")
     if any("tensorboard" in mirrors for mirrors in reports.values()):
         common = Path(os.path.commonpath([folder.absolute() for folder in folders]))
         outputs = Path("outputs").absolute()

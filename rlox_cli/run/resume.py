@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, run_files, trained_for, versions
+from rlox.checkpoint.meaning import DEFINES_MEANING, DEFINES_WEIGHTS
 from rlox.config import RunConfig
 from rlox.config.run import differences, to_plain
 from rlox.distributed.ranks import count_saved_ranks, current
@@ -31,6 +32,7 @@ from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, register, to_run_
 from rlox_cli.families.family import family_of
 from rlox_cli.families.imports import import_modules, list_needed_modules, require_typed
 from rlox_cli.records.folders import resume_command
+from rlox_cli.records.runs import plain
 from rlox_cli.run.session import Outcome, Resumption, Stopper, resume
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
@@ -38,9 +40,10 @@ from rlox_cli.terminal.paths import shown
 # Keys that define a run: a change would make it a different run, or make its checkpoints useless.
 _FIXED = (
     *("seed", "init_from", "imports", "env.id", "env.n_envs", "env.kwargs", "env.wrappers", "env.backend"),
-    *("algo.name", "algo.hidden_sizes", "algo.activation", "algo.normalize_obs", "algo.normalize_rewards"),
+    *("env.reward_fn", "algo.name", *(f"algo.{name}" for name in (*DEFINES_WEIGHTS, *DEFINES_MEANING))),
     *("buffer", "dataset", "model", "tokenizer", "reward", "reward_weights", "conversation"),
 )
+_ANEW = "start a new run, since its weights would not fit"
 _GROUPS = ("algo", "env", "buffer", "dataset")
 
 
@@ -71,10 +74,8 @@ def prepare(
         If the folder contains no run, a key is unknown or cannot change, or a flag cannot be used here.
     """
     only_prints = _only_prints(flags)
-    path = _checkpoint_of(Path(run))
+    path = _checkpoint_of(Path(run), only_prints)
     folder = path.parent.parent
-    if is_alive(folder) and not only_prints:
-        raise UsageError(f"{shown(folder)} is being trained by another process; stop it first, or wait")
     register()
     saved = read_config(folder)
     algo = algorithm_name(saved, folder / "config.yaml")
@@ -87,10 +88,13 @@ def prepare(
     changed = dict(differences(to_plain(before, algo), to_plain(config, algo)))
     for key, (old, new) in changed.items():
         if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
+            fits = key.removeprefix("algo.") not in DEFINES_WEIGHTS
             raise UsageError(
-                f"{key} must stay {old} in a run that is resumed, got {new}; a new run can start from its weights: "
-                f"rlox train … init_from={shown(path)}"
+                f"{key} must stay {plain(old)} in a run that is resumed, got {plain(new)}; "
+                + (f"a new run can start from its weights: rlox train … init_from={shown(path)}" if fits else _ANEW)
             )
+    if config.backend == "native" and "backend" not in changed and any(key.startswith("algo.") for key in changed):
+        config.backend = "auto"  # it was chosen for the settings before, and kernels may not compute those of now
     if only_prints:
         print(yaml.safe_dump(to_plain(config, algo), sort_keys=False), end="")
         return None
@@ -111,13 +115,20 @@ def prepare(
         raise UsageError(
             f"total_timesteps must be at least that of {shown(path)}, {steps:,}, got {config.total_timesteps:,}"
         )
-    if path.stem == "last" and (ended := _describe_end(folder, checkpoint, config, changed)):
+    ledger = Ledger(folder)
+    ledger.scan()
+    if path.stem == "last" and (ended := _describe_end(ledger, checkpoint, config, changed)):
         further = "eval.stop_at=null" if "stop_at=" in ended else f"total_timesteps={2 * steps}"
         console.print(f"{shown(folder)} is finished: {ended}. To train on: {resume_command(folder)} {further}")
         return None
     console.print(f"resuming {shown(folder)} at {unit[:-1]} {steps:,} of {config.total_timesteps:,}")
+    if path.stem == "last" and ledger.last < steps:
+        console.print(
+            f"warning: {FILE} has rows up to {unit[:-1]} {ledger.last:,} only, so curves of this run have a gap until "
+            f"{steps:,}; restore the file to close it"
+        )
     for key, (old, new) in changed.items():
-        console.print(f"changed: {key} {old} -> {new}")
+        console.print(f"changed: {key} {plain(old)} -> {plain(new)}")
     earlier = checkpoint.header.get("versions")
     earlier = earlier if isinstance(earlier, dict) else {}
     now = versions("cuda" if "gpu" in earlier and config.device != "cpu" and _has_gpu() else "cpu")
@@ -158,7 +169,7 @@ def _only_prints(flags: list[str]) -> bool:
     )
 
 
-def _checkpoint_of(run: Path) -> Path:
+def _checkpoint_of(run: Path, only_prints: bool) -> Path:
     path = run / "checkpoints" / "last.safetensors" if run.is_dir() else run
     folder = path.parent.parent
     if not run.exists():
@@ -170,6 +181,8 @@ def _checkpoint_of(run: Path) -> Path:
             f"resume={run} must be a run folder, or a checkpoint in the checkpoints/ of one, which has config.yaml and "
             f"{FILE}; a new run can start from a checkpoint's weights: rlox train … init_from={run}"
         )
+    if is_alive(folder) and not only_prints:
+        raise UsageError(f"{shown(folder)} is being trained by another process; stop it first, or wait")
     if not run_files.is_file(*run_files.locate(path)):
         raise UsageError(
             f"{shown(folder)} has no {path.name}, so there is nothing to resume"
@@ -205,7 +218,7 @@ def _apply(cfg: DictConfig, override: Override, algo: str) -> None:
     refuse_blanks(key, line.partition("=")[2])
     if override.type is OverrideType.DEL or override.is_sweep_override():
         raise UsageError(f"{line} must be KEY=VALUE with one value: resume= continues one run")
-    if key.split(".")[0].split("/")[0] in ("hydra", "output_dir", "tuned", "experiment"):
+    if key.split(".")[0].split("/")[0] in ("hydra", "output_dir", "tuned", "experiment", "preset"):
         raise UsageError(f"{line} must not be combined with resume=, which continues with the run's own settings")
     if key == "logger":
         cfg.logger = composed([f"algo={algo}", "tuned=off", line], CONFIG_NAME, "").logger
@@ -223,10 +236,8 @@ def _apply(cfg: DictConfig, override: Override, algo: str) -> None:
     OmegaConf.update(cfg, key, override.value(), merge=True)
 
 
-def _describe_end(folder: Path, checkpoint: Checkpoint, config: RunConfig, changed: dict[str, Any]) -> str | None:
+def _describe_end(ledger: Ledger, checkpoint: Checkpoint, config: RunConfig, changed: dict[str, Any]) -> str | None:
     """Return how the run ended, or None if it did not end or a typed change lets it continue."""
-    ledger = Ledger(folder)
-    ledger.scan()
     if ledger.end is None or ledger.end["status"] != "finished":
         return None
     steps, unit = trained_for(checkpoint.header)

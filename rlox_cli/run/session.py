@@ -258,7 +258,7 @@ class Session:
         self.algorithm, self.config, self.folder, self.console = algorithm, config, folder, console
         self.changed, self.more, self._verify = changed, more, verify
         self.family = family_of(config.algo, config.env.id)
-        self.label = f"{algo} {config.env.id} seed {config.seed}"
+        self.label = f"{config.preset or algo} {config.env.id} seed {config.seed}"
         self.start, self.unit = algorithm.counters.steps, algorithm.counters.unit
         self._learn = algorithm.train  # a resumed training goes on to the end that `replan` sets
         if changed is None:

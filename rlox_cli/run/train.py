@@ -31,7 +31,7 @@ from rlox_cli.config.compose import (
     searches,
 )
 from rlox_cli.config.overrides import HELP_FLAGS, run_folder, split_args, take_imports
-from rlox_cli.config.presets import algorithm_of
+from rlox_cli.config.presets import name_choice
 from rlox_cli.config.rules import read_tuned_steps
 from rlox_cli.config.schema import to_run_config, with_env
 from rlox_cli.families.imports import import_modules
@@ -124,7 +124,7 @@ def _train(cfg: DictConfig) -> Outcome:
     if cfg.imports:
         import_modules(cfg.imports)  # a launcher's process has imported nothing yet
     config = to_run_config(cfg)
-    algo = algorithm_of(hydra.runtime.choices.algo, config.algo)
+    algo = name_choice(hydra.runtime.choices.algo, config)
     return run(config, algo, Path(hydra.runtime.output_dir), TextConsole())
 
 

@@ -224,7 +224,10 @@ def print_status(sweep: Sweep, console: Console, as_json: bool) -> None:
     if sweep.is_held:
         console.print("the sweep is running now")
     elif unfinished:
-        console.print(f"resume with: {resume_command(sweep)}")
+        # Jobs whose failure would repeat itself are left out otherwise.
+        stuck = any(progress.state == "failed" and not progress.may_pass for progress in sweep.progress.values())
+        again = " --retry-failed" if stuck and not is_search(sweep.folder) else ""
+        console.print(f"resume with: {resume_command(sweep)}{again}")
 
 
 def _plain(sweep: Sweep, job: SweepJob, progress: Progress) -> dict[str, Any]:
