@@ -9,7 +9,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import discrete_actions
-from rlox.config import tuned
 from rlox_cli.config.compose import compose_jobs
 
 NAMES = {"buffer_size": "size", "target_update_interval": "target_update_freq"}  # theirs -> ours
@@ -21,8 +20,10 @@ SAC = [cell for cell in discrete_actions.CELLS if cell.startswith("sac-")]
 
 @pytest.mark.parametrize("cell", QR_DQN)
 def test_both_sides_have_the_same_settings(cell):
-    theirs, ours = discrete_actions.their_settings(cell), tuned(*cell.split("-", 1))
-    values = {**ours["algo"], **ours["buffer"]}
+    theirs = discrete_actions.their_settings(cell)
+    (job,) = compose_jobs([], discrete_actions.our_words(cell))
+    assert job.tuned == cell.replace("-", "/", 1)
+    values = {**vars(job.config.algo), **vars(job.config.buffer)}
     for name, value in theirs["kw"].items():
         if name == "policy_kwargs":
             assert (value["n_quantiles"], value["net_arch"]) == (values["n_atoms"], values["hidden_sizes"])
@@ -30,9 +31,8 @@ def test_both_sides_have_the_same_settings(cell):
             assert (value["falls_from"], values["learning_rate_schedule"]) == (values["learning_rate"], "linear")
         else:
             assert value == values[NAMES.get(name, name)], name
-    assert theirs["steps"] == ours["total_timesteps"]
+    assert (theirs["steps"], theirs["n_envs"]) == (job.config.total_timesteps, job.config.env.n_envs)
     assert values["adam_eps"] == 0.01 / theirs["kw"]["batch_size"]  # sb3-contrib's own default
-    assert f"total_timesteps={theirs['steps']}" in discrete_actions.our_words(cell)
 
 
 @pytest.mark.parametrize("cell", SAC)
