@@ -16,6 +16,7 @@ from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import BUFFERS
 from rlox.config import BufferConfig, Config, RunConfig, tuned_pairs
 from rlox_cli.config.compose import compose_jobs, run_composed, run_hydra
+from rlox_cli.config.overrides import as_typed, run_folder
 from rlox_cli.config.presets import choice_names, config_of, preset_settings, read_presets
 from rlox_cli.report.keys import comments
 
@@ -129,6 +130,13 @@ def test_a_sweep_over_choices_has_keys_of_theirs():
         ValueError, match=r"job 0 of the sweep \(algo=ppo .*algo.learning_starts is no key of PPOConfig"
     ):
         compose_jobs(["-m"], ["algo=ppo,dqn", "algo.learning_starts=77"])
+
+
+def test_overrides_are_shown_as_they_were_typed():
+    words = run_folder(["seed=1", "output_dir=my runs"])
+    assert words == ["seed=1", "hydra.run.dir='my runs'", "hydra.sweep.dir='my runs'"]
+    assert as_typed(words) == "seed=1 output_dir='my runs'"
+    assert as_typed(["hydra.run.dir=a", "hydra.sweep.dir=b"]) == "hydra.run.dir=a hydra.sweep.dir=b"
 
 
 def test_an_environment_of_a_missing_module_is_named():

@@ -38,6 +38,7 @@ def complete(ctx: typer.Context, incomplete: str) -> list[str]:
     from hydra.core.plugins import Plugins
     from hydra.plugins.completion_plugin import CompletionPlugin
 
+    from rlox_cli.config.overrides import keys_with
     from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, register
     from rlox_cli.config.shipped import SCHEMA_FOLDER
 
@@ -49,6 +50,8 @@ def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         chosen = [match[0] for word in ctx.params.get("overrides") or () if (match := _CHOICE.match(word))]
         found = plugin._query(config_name=CONFIG_NAME, line=" ".join([*chosen, incomplete]))
     found = [word for word in found if word != SCHEMA_FOLDER]  # a folder without choices
+    # Hydra offers the items of a list, which nobody types one by one.
+    found = [f"{word[:-1]}=" if word[:-1] in keys_with("list") else word for word in found]
     found += [key for key in ("output_dir=", "resume=") if key.startswith(incomplete)]
     if not found:
         from rlox.config.migration import completions

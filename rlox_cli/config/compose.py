@@ -33,7 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlox.config import RunConfig
 from rlox.config.run import to_plain
 from rlox_cli.config.explain import explain
-from rlox_cli.config.overrides import FOLDERS, explain_unparsed, flag_value, refuse_blanks, refuse_forms
+from rlox_cli.config.overrides import FOLDERS, as_typed, explain_unparsed, flag_value, refuse_blanks, refuse_forms
 from rlox_cli.config.presets import name_choice
 from rlox_cli.config.ranges import count_values, read_search
 from rlox_cli.config.rules import apply_settings, check_run
@@ -97,7 +97,7 @@ def compose_typed(
         composer = _Composer(config_name)
 
         def composed_job(number: int) -> Job:
-            where = f"job {number} of the sweep ({' '.join(lists[number])}): " if len(lists) > 1 else ""
+            where = f"job {number} of the sweep ({as_typed(lists[number])}): " if len(lists) > 1 else ""
             cfg = composer.compose(lists[number], where)
             job = _compose_one(cfg, lists[number], where)
             job.subdir, job.cfg = _subdir(cfg, number), master

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import fields
 from decimal import Decimal
 from functools import cache
@@ -112,9 +113,7 @@ def _as_setting(flag: str, value: str) -> str | None:
 def _as_integer(override: str) -> str:
     """Return `override` with 1e6, which Hydra reads as a float, as 1000000 if its key takes an integer."""
     key, _, value = override.partition("=")
-    if not re.search(_EXPONENT, value) or key.lstrip("+").removeprefix("hydra.sweeper.params.") not in _keys_with(
-        "int"
-    ):
+    if not re.search(_EXPONENT, value) or key.lstrip("+").removeprefix("hydra.sweeper.params.") not in keys_with("int"):
         return override
 
     def digits(match: re.Match[str]) -> str:
@@ -125,7 +124,7 @@ def _as_integer(override: str) -> str:
 
 
 @cache
-def _keys_with(kinds: str) -> set[str]:
+def keys_with(kinds: str) -> set[str]:
     """Return the dotted keys of a run whose values, or the items of whose lists, are of one of `kinds`, a pattern."""
     sections: list[tuple[str, type]] = [("", RunConfig), ("hydra.sweeper.", SweeperConfig)]
     sections += [("hydra.sweeper.", OptunaConfig)]
@@ -164,6 +163,15 @@ def run_folder(overrides: list[str]) -> list[str]:
             folder = _literal_folder(key.lstrip("+"), value)
             rest += [f"{each}={folder}" for each in (FOLDERS if override in typed else [key])]
     return rest
+
+
+def as_typed(overrides: Iterable[str]) -> str:
+    """Return the overrides that `run_folder` returned, separated by blanks, with ``output_dir`` again."""
+    words, (run, sweep) = list(overrides), (f"{key}=" for key in FOLDERS)
+    both = [word for word in words if word.startswith(run) and word.replace(run, sweep, 1) in words]
+    second = {word.replace(run, sweep, 1) for word in both}
+    kept = (word for word in words if word not in second)
+    return " ".join(word.replace(run, "output_dir=", 1) if word in both else word for word in kept)
 
 
 def _literal_folder(key: str, value: str) -> str:
@@ -238,7 +246,7 @@ def refuse_forms(overrides: list[str]) -> None:
 
 def refuse_blanks(key: str, text: str) -> None:
     """Raise a UsageError if a number or a truth value begins or ends with a blank, which Python would overlook."""
-    if text != text.strip() and key in _keys_with("int|float|bool"):
+    if text != text.strip() and key in keys_with("int|float|bool"):
         raise UsageError(f"{key} must not begin or end with a blank, got {text!r}")
 
 

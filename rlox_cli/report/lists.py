@@ -62,6 +62,7 @@ def list_things(what: str, folder: Path) -> None:
 
 
 def _list_sweeps(folder: Path, console: Console) -> None:
+    from rlox_cli.config.overrides import as_typed
     from rlox_cli.records.ledger import FILE, Sweep
     from rlox_cli.terminal.paths import shown
 
@@ -74,7 +75,7 @@ def _list_sweeps(folder: Path, console: Console) -> None:
             print_text(f"rlox ls: {shown(path.parent)} is left out: {paragraph(e)}", stderr=True)
             continue
         sweep.scan()
-        table.add_row(shown(path.parent), sweep.summary(), " ".join(sweep.head.overrides))
+        table.add_row(shown(path.parent), sweep.summary(), as_typed(sweep.head.overrides))
     if not table.row_count:
         raise ValueError(
             f"no sweeps under {folder}; start one with `rlox train -m …`, or name another folder with --folder"

@@ -125,12 +125,15 @@ def _about(group: Group) -> str:
 
 def _command(run: Run) -> str:
     """Return the command of this run, from the ledger of its sweep or from Hydra's files in the run's folder."""
+    from rlox_cli.config.overrides import FOLDERS
+
     try:
         typed = _of_sweep(run.folder) or read_plain(run.folder, ".hydra/overrides.yaml")
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return ""
     typed_words = map(plain, typed if isinstance(typed, list) else [])
-    words = [word for word in typed_words if not word.lstrip("+").startswith("logger.")]
+    left_out = ("logger.", *(f"{key}=" for key in FOLDERS))  # where the run was recorded
+    words = [word for word in typed_words if not word.lstrip("+").startswith(left_out)]
     return f"<pre>{escape(' '.join(['rlox train', *words]))}</pre>"
 
 

@@ -24,6 +24,7 @@ from rlox.config.servers import is_reachable
 from rlox.config.sqlite import is_sqlite, sqlite_file
 from rlox.tracking.loggers import LOGGERS
 from rlox_cli.config.compose import Job, find_new_folder, is_named_by_time
+from rlox_cli.config.overrides import as_typed
 from rlox_cli.families import limits
 from rlox_cli.families.estimate import loggers
 from rlox_cli.families.family import Estimate, Start, family_of
@@ -93,7 +94,7 @@ def _sum(reports: list[tuple[Report, int]]) -> str:
 
 def _of_job(e: Exception, job: Job, number: int | None) -> UsageError:
     """Return a UsageError with the message of `e` and the job that it is about."""
-    where = "" if number is None else f"job {number} of the sweep ({' '.join(job.overrides)}): "
+    where = "" if number is None else f"job {number} of the sweep ({as_typed(job.overrides)}): "
     error = UsageError(where + headline(e))
     error.__cause__ = e
     return error
