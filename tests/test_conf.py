@@ -19,6 +19,7 @@ from rlox_cli.config.compose import compose_jobs, run_composed, run_hydra
 from rlox_cli.config.overrides import as_typed, run_folder
 from rlox_cli.config.presets import choice_names, config_of, preset_settings, read_presets
 from rlox_cli.report.keys import comments
+from rlox_cli.terminal.errors import UsageError
 
 CONF = Path(str(files("rlox_cli.conf")))
 
@@ -130,6 +131,18 @@ def test_a_sweep_over_choices_has_keys_of_theirs():
         ValueError, match=r"job 0 of the sweep \(algo=ppo .*algo.learning_starts is no key of PPOConfig"
     ):
         compose_jobs(["-m"], ["algo=ppo,dqn", "algo.learning_starts=77"])
+
+
+def test_a_file_sweeps_over_choices(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {algo: 'sac,td3'}}}\n"
+    (tmp_path / "experiment" / "both.yaml").write_text(text)
+    typed = ["experiment=both", "env=Pendulum-v1", "algo.learning_starts=77"]
+    jobs = compose_jobs(["-m", "-cd", str(tmp_path)], typed)
+    assert [(job.algo, job.config.algo.learning_starts) for job in jobs] == [("sac", 77), ("td3", 77)]
+    for typed in ("+hydra.sweeper.params.algo='sac,td3'", "hydra.sweeper.params={algo: sac}"):
+        with pytest.raises(UsageError, match=r"hydra.sweeper.params is null here, and a file sets it; type the keys"):
+            compose_jobs(["-m"], [typed])
 
 
 def test_overrides_are_shown_as_they_were_typed():

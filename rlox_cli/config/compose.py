@@ -37,7 +37,15 @@ from rlox_cli.config.overrides import FOLDERS, as_typed, explain_unparsed, flag_
 from rlox_cli.config.presets import name_choice
 from rlox_cli.config.ranges import count_values, read_search
 from rlox_cli.config.rules import apply_settings, check_run
-from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, SearchPath, ray_settings, register, to_run_config
+from rlox_cli.config.schema import (
+    CONFIG_MODULE,
+    CONFIG_NAME,
+    ONE_CHOICE,
+    SearchPath,
+    ray_settings,
+    register,
+    to_run_config,
+)
 from rlox_cli.records.folders import require_new
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path
@@ -189,16 +197,21 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
     loader = GlobalHydra.instance().config_loader()
     try:
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
-        below = tuple(f"{item.key_or_group}." for item in parsed if item.is_sweep_override())
-        alone = (item for item in parsed if not (item.is_sweep_override() or item.key_or_group.startswith(below)))
-        fixed = [item.input_line for item in alone]
-        master = composed(fixed, config_name, "")
+        alone = [item for item in parsed if not item.is_sweep_override()]
+        sections = tuple(f"{group}." for group in ONE_CHOICE)
+        fixed = [item.input_line for item in alone if not item.key_or_group.startswith(sections)]
+        master = composed(fixed, config_name, "")  # before it is known which choices are swept
+        params = master.hydra.sweeper.get("params") or {}
+        if len(fixed) < len(alone):
+            swept = (*params, *(item.key_or_group for item in parsed if item.is_sweep_override()))
+            below = tuple(f"{key}." for key in swept)
+            fixed = [item.input_line for item in alone if not item.key_or_group.startswith(below)]
+            master = composed(fixed, config_name, "")
         ray_settings(master)
         if searches(master):
             return master, list(read_search(overrides, master).corners())
         if not expands(master):
             return master, [fixed]
-        params = master.hydra.sweeper.get("params") or {}
         preset = OverridesParser.create(config_loader=loader).parse_overrides([f"{k}={v}" for k, v in params.items()])
         parsed = [*preset, *parsed]  # what is typed replaces the preset's values
         return master, _expand_sweeps(parsed)
@@ -335,6 +348,10 @@ def composed(overrides: list[str], config_name: str, where: str) -> DictConfig:
     except (AssertionError, AttributeError) as e:
         # OmegaConf raises these for keys below a section that is null.
         below = next(filter(None, (re.match(r"\+{0,2}logger\.(\w+)[.=]", override) for override in overrides)), None)
+        if below is None and any(override.lstrip("+").startswith("hydra.sweeper.params") for override in overrides):
+            raise UsageError(
+                f"{where}hydra.sweeper.params is null here, and a file sets it; type the keys themselves: -m seed=0,1"
+            ) from e
         if below is None:
             raise
         raise UsageError(f"{where}{below.string}: the logger {below[1]} is not chosen; add logger={below[1]}") from e
