@@ -266,7 +266,7 @@ BAD_INPUT = [
     (["--import", "./mine.py"], "--import must be a module's dotted name, got './mine.py'; try --import mine"),
     (["--import", "bare"], "/bare is a folder without __init__.py"),
     (["imports=[absent_package]"], "--import absent_package: there is no such module in "),
-    (["env=absent_package:Mine-v0"], "--import absent_package: there is no such module in "),
+    (["env=absent_package:Mine-v0"], "env=absent_package:Mine-v0 imports absent_package: there is no such module in "),
     (["logger.wandb.mode=offline"], "the logger wandb is not chosen; add logger=wandb"),
     (["logger.csv={a: 1}"], "logger.csv={a: 1}: the logger csv is not chosen; add logger=csv"),
     (["env=Acrobot-v1", "tuned=off", "reference.mean_return=-100"], "type +reference.mean_return=… to add it"),
