@@ -12,6 +12,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import numpy as np
@@ -169,8 +170,9 @@ def test_installed_extensions_compose_and_complete(installed):
 
     (job,) = composed("env=GustsContinuous-v0", "imports=[rlox_gusts]", "env.reward_fn=rlox_gusts.reward:angle_penalty")
     assert job.config.env.id == "GustsContinuous-v0"
-    assert complete("env=Gus") == ["env=Gusts-v0", "env=GustsContinuous-v0"]
-    assert complete("buffer=rec") == ["buffer=recency"]
+    line = SimpleNamespace(params={})
+    assert complete(line, "env=Gus") == ["env=Gusts-v0", "env=GustsContinuous-v0"]
+    assert complete(line, "buffer=rec") == ["buffer=recency"]
 
 
 # The library
