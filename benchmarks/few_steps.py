@@ -4,7 +4,8 @@ usage: few_steps.py peer CELL SEED FOLDER         one training with the peer (ne
        few_steps.py rlox CELL [OPTION...]         `rlox bench learn` of the same cell; without recorded trainings of the
                                                   peer the score alone
        few_steps.py list                          the cells, and rlox's settings for each
-       few_steps.py merge OUT.json LEARN.json...  one file of several results of `rlox bench learn`, each of some seeds
+       few_steps.py merge OUT.json FILE.json...   one file of several results of `rlox bench learn`, each of some seeds,
+                                                  and of trainings with the peer
        few_steps.py figure OUT.png FILE.json...   return over environment steps and over CPU seconds, and the ratios of
                                                   the presets' scores to SAC's
        few_steps.py speed PYTHON ROUNDS [CELL...] CPU seconds of short trainings, alternately with rlox and with the
@@ -94,25 +95,38 @@ def time_rlox(cell):
 def merge(out, paths):
     """Write the curves of all seeds of each cell, and the peer's, to `out`, with the settings and the files' origins.
 
+    Each of `paths` is a result of ``rlox bench learn``, a training with the peer, or a file that this function wrote.
+
     Raises ValueError if files have different settings for a cell, or different curves for a seed of it.
     """
     cells, sources = {}, []
     for path in paths:
         content = json.loads(Path(path).read_text())
+        if "evaluations" in content:
+            content = read_peer(content)
         if "sources" in content:
             sources += content["sources"]
         else:
             sources.append({key: content[key] for key in ("command", "date", "machine", "versions")})
         for label, cell in content["cells"].items():
-            kept = {key: cell[key] for key in ("algo", "env", "settings")}
-            merged = cells.setdefault(label, dict(kept))
-            if {key: merged[key] for key in kept} != kept:
+            kept = {key: cell[key] for key in ("algo", "env", "settings", "settings_sb3") if key in cell}
+            merged = cells.setdefault(label, {})
+            if any(merged.setdefault(key, value) != value for key, value in kept.items()):
                 raise ValueError(f"{path}: {label} has other settings than the files before")
             for side in ("curves", "curves_sb3"):
                 for seed, curve in cell.get(side, {}).items():
                     if merged.setdefault(side, {}).setdefault(seed, curve) != curve:
                         raise ValueError(f"{path}: {label} has another curve of seed {seed} than a file before")
     Path(out).write_text(json.dumps({"sources": sources, "cells": cells}) + "\n")
+
+
+def read_peer(content):
+    """Return a recorded training with the peer as `merge` writes it."""
+    curve = [{key: row[key] for key in ("step", "mean", "cpu_s")} for row in content["evaluations"]]
+    settings = content["settings"]
+    cell = {"env": settings["env"], "settings_sb3": settings, "curves_sb3": {str(content["seed"]): curve}}
+    source = {key: value for key, value in content.items() if key not in ("settings", "evaluations")}
+    return {"sources": [source], "cells": {content["cell"]: cell}}
 
 
 def read_cells(paths):
@@ -123,7 +137,10 @@ def read_cells(paths):
     cells = {}
     for path in paths:
         for label, cell in json.loads(Path(path).read_text())["cells"].items():
-            cells[label.split("-", 1)[0], cell["env"]] = {"rlox": cell["curves"], "peer": cell.get("curves_sb3", {})}
+            cells[label.split("-", 1)[0], cell["env"]] = {
+                "rlox": cell.get("curves", {}),
+                "peer": cell.get("curves_sb3", {}),
+            }
     return cells
 
 
@@ -137,7 +154,7 @@ def score(curves):
 
 def compare(cells):
     """Return the ratios of each preset's scores to those of rlox's SAC, by environment, and their geometric mean."""
-    table = {}
+    table, cells = {}, {cell: sides for cell, sides in cells.items() if sides["rlox"]}
     for preset in sorted({preset for preset, _ in cells} - {"sac"}):
         both = [env_id for env_id in ENVS if (preset, env_id) in cells and ("sac", env_id) in cells]
         ratios = {e: score(cells[preset, e]["rlox"]) / score(cells["sac", e]["rlox"]) for e in both}

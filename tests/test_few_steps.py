@@ -80,6 +80,28 @@ def test_results_of_single_seeds_become_one_file(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["crossq"]["Hopper-v5"] == pytest.approx(3.0)
 
 
+def test_trainings_with_the_peer_are_merged_and_drawn(tmp_path, capsys):
+    ours, every = learned(tmp_path, "sac-Hopper-v5", [1.0]), str(tmp_path / "every.json")
+    rows = [{"step": step, "mean": 2.0 * step, "std": 1.0, "cpu_s": 1.0 * step} for step in (1, 2)]
+    paths = []
+    for cell in ("sac-Hopper-v5", "tqc-Hopper-v5"):
+        settings = few_steps.their_settings(cell)
+        record = {"cell": cell, "seed": 100, "settings": settings, "sb3": "2.9.2", "evaluations": rows}
+        paths.append(tmp_path / f"{cell}.json")
+        paths[-1].write_text(json.dumps(record))
+    few_steps.main("merge", every, *map(str, (*paths, ours)))
+    merged = json.loads(Path(every).read_text())
+    sac = merged["cells"]["sac-Hopper-v5"]
+    assert sac["curves_sb3"] == {
+        "100": [{"step": 1, "mean": 2.0, "cpu_s": 1.0}, {"step": 2, "mean": 4.0, "cpu_s": 2.0}]
+    }
+    assert list(sac["curves"]) == ["100"]
+    assert merged["sources"][0] == {"cell": "sac-Hopper-v5", "seed": 100, "sb3": "2.9.2"}
+    few_steps.main("figure", str(tmp_path / "all.png"), every)
+    assert json.loads(capsys.readouterr().out) == {}
+    assert (tmp_path / "all.png").stat().st_size > 10_000
+
+
 def test_results_of_other_settings_or_runs_do_not_merge(tmp_path):
     first = learned(tmp_path, "crossq-Hopper-v5", [1.0])
     wider = learned(tmp_path, "crossq-Hopper-v5", [2.0], first_seed=101, settings={"gamma": 0.9})
