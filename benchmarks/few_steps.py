@@ -182,7 +182,8 @@ def draw(out, cells):
             curves = list(sides[side].values())
             n = min(map(len, curves))
             returns = np.array([[row["mean"] for row in curve[:n]] for curve in curves])
-            label = preset if side == "rlox" else f"{preset}, {PEERS[preset]['algo']} of the peer"
+            peer = "Stable-Baselines3" if preset == "sac" else "sb3-contrib"
+            label = preset if side == "rlox" else f"{preset} of {peer}"
             for axis, key in ((0, "step"), (1, "cpu_s")):
                 along = np.mean([[row[key] for row in curve[:n]] for curve in curves], 0)
                 ax = axes[axis, env_ids.index(env_id)]
@@ -193,7 +194,8 @@ def draw(out, cells):
         axes[1, i].set(xlabel="CPU seconds of training")
     axes[0, 0].set_ylabel("return: mean of seeds, and range")
     axes[1, 0].set_ylabel("return")
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    lines = {line.get_label(): line for ax in axes.flat for line in ax.get_lines()}
+    axes[0, 0].legend(lines.values(), lines, frameon=False, fontsize=8)
     figure.tight_layout()
     figure.savefig(out, dpi=120)
 

@@ -31,6 +31,7 @@ LINES = {
     "rlox train algo=dqn buffer=prio": "rlox train algo=dqn buffer=prioritized ",
     "rlox train -m algo=sac,td3 algo.critic_hea": "rlox train -m algo=sac,td3 algo.critic_head=",
     "rlox train algo=dqn buffer=prioritized buffer.al": "rlox train algo=dqn buffer=prioritized buffer.alpha=",
+    "rlox train algo=absent env.n_e": "rlox train algo=absent env.n_envs=",
     "rlox train algo.hidden_si": "rlox train algo.hidden_sizes=",
     "rlox train logger=tens": "rlox train logger=tensorboard ",
     "rlox train num_generati": "rlox train algo.group_size=",

@@ -125,8 +125,12 @@ def test_a_sweep_over_choices_has_keys_of_theirs():
     assert [(job.algo, job.config.algo.learning_starts, job.config.algo.gamma) for job in jobs] == [
         (algo, 77, gamma) for algo in ("sac", "td3") for gamma in (0.9, 0.8)
     ]
-    (one, two) = compose_jobs(["-m"], ["algo=dqn", "buffer=uniform,prioritized", "buffer.size=99"])
-    assert (one.config.buffer.size, two.config.buffer.size) == (99, 99)
+    for choices in ("algo=dqn buffer=uniform,prioritized", "algo=dqn,qr_dqn", "algo=dqn,c51 tuned=qr_dqn/CartPole-v1"):
+        (one, two) = compose_jobs(["-m"], [*choices.split(), "buffer.size=99"])
+        assert (one.config.buffer.size, two.config.buffer.size) == (99, 99)
+    assert two.config.algo.n_atoms == one.config.algo.n_atoms == 10
+    (job,) = compose_jobs(["-m"], ["algo=td3,sac", "algo=dqn", "buffer.size=99"])
+    assert (job.algo, job.config.buffer.size) == ("dqn", 99)
     with pytest.raises(
         ValueError, match=r"job 0 of the sweep \(algo=ppo .*algo.learning_starts is no key of PPOConfig"
     ):

@@ -268,6 +268,8 @@ def test_what_cannot_be_mixed_is_refused(kind, tmp_path):
     tanh.save(tmp_path / "tanh")
     with pytest.raises(ValueError, match="activation must be the checkpoint's, tanh"):
         start.init_from(tmp_path / "tanh")
+    with pytest.raises(ValueError, match=r"^TD3BC.from_checkpoint: activation must be the checkpoint's, tanh"):
+        TD3BC.from_checkpoint(tmp_path / "tanh", env_id=probes.Levers, activation="relu")
 
 
 def command(*args, cwd, fails=False):

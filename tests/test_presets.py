@@ -78,6 +78,30 @@ def test_a_run_names_the_algorithm_and_its_folder_the_preset(folder, command, tm
     assert yaml.safe_load((run / "config.yaml").read_text())["preset"] == "eager"
 
 
+@pytest.mark.slow
+def test_runs_of_a_preset_are_one_group_with_those_whose_record_lacks_it(folder, command, tmp_path):
+    words = ["-cd", str(folder), "algo=eager", "env=CartPole-v1", *SHORT[:3]]
+    for seed in (0, 1, 2):
+        assert not command("train", *words, f"seed={seed}", "logger=none", f"output_dir=runs/{seed}")[0]
+    assert not command("train", "algo=dqn", *SHORT, "tuned=off", "algo.learning_starts=10", "output_dir=runs/other")[0]
+    config = tmp_path / "runs" / "0" / "config.yaml"
+    config.write_text(config.read_text().replace("preset: eager\n", ""))
+    groups = group_runs([read_run(tmp_path / "runs" / name, ["eval/mean_return"]) for name in ("0", "1", "2", "other")])
+    assert [(group.label.split()[0], len(group.runs)) for group in groups] == [("eager", 3), ("dqn", 1)]
+    code, out, error = command("train", "resume=runs/2", "algo=eager", "total_timesteps=80")
+    assert not code, error
+    assert "80 steps" in out
+    assert "algo=sac must stay algo=dqn" in command("train", "resume=runs/2", "algo=sac")[2]
+    # A benchmark takes runs of former versions, whose configuration has no `preset`.
+    learn = ["bench", "learn", *words, "--seeds", "2", "--first-seed", "0", "--runs", "learned", "--score-only"]
+    code, out, error = command(*learn)
+    assert not code, error
+    for config in (tmp_path / "learned").rglob("config.yaml"):
+        config.write_text(config.read_text().replace("preset: eager\n", ""))
+    code, _, error = command(*learn)
+    assert not code, error
+
+
 def test_the_algorithm_of_a_choice():
     run = RunConfig(algo=rlox.DQNConfig())
     assert (name_choice("eager", run), run.preset) == ("dqn", "eager")

@@ -398,7 +398,8 @@ def test_the_same_in_the_library(tmp_path):
         (["resume=run", "algo.normalize_rewards=true"], "must stay false .*, got true; a new run can start from its"),
         (["resume=run", "env.reward_fn=sign"], "env.reward_fn must stay null in a run that is resumed, got sign"),
         (["resume=run", "preset=mine"], "preset=mine must not be combined with resume="),
-        (["preset=crossq"], "preset=crossq must be algo=crossq"),
+        (["preset=crossq"], "preset=crossq must be left out: a preset is chosen by algo=NAME"),
+        (["-m", "preset=crossq,xqc"], "preset=crossq must be left out"),
         (["resume=run", "tuned=off"], "tuned=off must not be combined with resume="),
         (["resume=run", "seed=1,2"], "seed=1,2 must be KEY=VALUE with one value"),
         (["-m", "resume=run"], "-m must not be combined with resume="),
@@ -440,6 +441,7 @@ def test_other_hyper_parameters_choose_the_backend_anew(mine, monkeypatch):
     assert backend() == "native"
     assert backend("algo.clip_eps=0.1") == "auto"
     assert backend("algo.clip_eps=0.1", "backend=torch") == "torch"
+    assert backend("algo.clip_eps=0.1", "backend=native") == "native"
 
 
 def test_runs_with_damaged_or_missing_files(mine):

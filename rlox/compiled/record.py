@@ -45,7 +45,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.value_networks": "bfc1473b7e4cdeec 3e805d07b08f5b31",
     "rlox.training.backend": "a8405b2332b313a8 dd93724c6a659e8d",
     "rlox.training.off_policy": "d6d3ce72fccb1933 eaeccd74165b10e3",
-    "rlox.training.offline": "d4994fd5f138a525 8d1b07b05b635c33",
+    "rlox.training.offline": "f522279e42d438ae c6d3936ae00c63c3",
     "rlox.training.on_policy": "b4164d69ae6f156b 8dd6e67a157740a3",
     "rlox.training.replay": "406eecf57c725cff a26aef299b9e0d38",
 }

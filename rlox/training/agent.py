@@ -537,8 +537,8 @@ class Agent(Algorithm):
         same_env = env_id is None or env_name(env_id) == checkpoint.header["env"]["id"]
         where = f"{type(self).__name__}.from_checkpoint"
         try:
+            require_same_meaning(self, checkpoint.header, where)
             with restoring.explained(f"{where}: {path} cannot be restored"):
-                require_same_meaning(self, checkpoint.header, where)
                 self._restore(self.ranks.own(checkpoint, self.seed), same_env)
         except ValueError:
             self.close()

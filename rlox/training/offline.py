@@ -17,6 +17,7 @@ from rlox.buffers import OfflineDataset
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, load_checkpoint
+from rlox.checkpoint.meaning import require_same_meaning
 from rlox.checkpoint.shapes import require_memory, require_widths
 from rlox.checkpoint.streams import Stream
 from rlox.compiled import NativeAdam
@@ -446,8 +447,7 @@ class OfflineAlgorithm(SampledUpdates, SeparateNetworks, Agent):
         restoring.require_algorithm(cls, header, path)
         env, spaces, bounds = header["env"], header.get("spaces"), tensors.get("bounds", {})
         restoring.require_no_code(where, path, env, env_id, env_wrappers)
-        given_kwargs = "env_kwargs" in arguments
-        saved_kwargs = {} if given_kwargs else restoring.complete_kwargs(where, path, env["kwargs"], arguments)
+        kwargs = {} if "env_kwargs" in arguments else restoring.complete_kwargs(where, path, env["kwargs"], arguments)
         if spaces is None or (spaces["continuous"] and set(bounds) != {"low", "high"}):
             raise ValueError(f"{where}: {path} is damaged: it must specify the actions of its policy")
         masked = bool(spaces.pop("masked", False))
@@ -459,8 +459,7 @@ class OfflineAlgorithm(SampledUpdates, SeparateNetworks, Agent):
             shapes = [array.shape for array in tensors["policy"].values() if array.ndim == 2]
             require_widths(cls.__name__, frozenset(shapes), config.hidden_sizes, {spaces["obs_dim"]})
             require_memory(cls.__name__, frozenset(shapes), config)
-            n_outputs = max((shape[0] for shape in shapes), default=0)
-            if spaces["act_dim"] > n_outputs:
+            if spaces["act_dim"] > max((shape[0] for shape in shapes), default=0):
                 raise ValueError(f"act_dim must be that of its weights, got {spaces['act_dim']}")
             agent = cls(
                 dataset,
@@ -474,13 +473,14 @@ class OfflineAlgorithm(SampledUpdates, SeparateNetworks, Agent):
                     "threads": header["threads"],
                     "backend": restoring.choose_saved_backend(header, device),
                     "env_id": env["id"] if env_id is None else env_id,
-                    "env_kwargs": saved_kwargs,
+                    "env_kwargs": kwargs,
                     "env_wrappers": env["wrappers"] if env_wrappers is None else env_wrappers,
                     **saved,
                     **arguments,
                 },
             )
             agent._restore(checkpoint)
+        require_same_meaning(agent, header, where)
         agent.spec = replace(agent.spec, masked=masked or agent.spec.masked)
         return agent
 

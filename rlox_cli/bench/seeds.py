@@ -48,7 +48,7 @@ SWITCHES = {
 _RUN_SWITCHES = {"matmul_precision": "highest", "deterministic": False}  # likewise
 _APART = (
     *("seed", "device", "backend", "threads", "compile", "checkpoint", "logger", "reference", "imports", "ray"),
-    *("remote", "distributed", "distributed_timeout_s", "sampler_on_failure"),
+    *("remote", "distributed", "distributed_timeout_s", "sampler_on_failure", "preset"),
 )
 # Limits of the parts of a run; its early updates, which differ least between seeds, are separate.
 WINDOWS = (0.0, 0.01, 0.05, 0.2, 0.5, 1.0)

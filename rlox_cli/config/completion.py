@@ -8,7 +8,9 @@ import re
 import typer
 
 # Choices that decide which keys there are, with the first of several values.
-_CHOICE = re.compile(r"((?:algo|buffer|dataset|logger|experiment|hydra/\w+)=)(\[[^\[\]\s]*\]|[^\[\]\s,]+)")
+_CHOICE = re.compile(
+    r"((?:algo|buffer|dataset|logger|experiment|hydra/\w+)=)(\[[\w,]*\]|[^\[\](){}\s,'\"*]+)(,[^(){}\s]*)?"
+)
 
 
 class _Replacement(str):
@@ -47,9 +49,14 @@ def complete(ctx: typer.Context, incomplete: str) -> list[str]:
     with initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="rlox"):
         loader = GlobalHydra.instance().config_loader()
         plugin = next(iter(Plugins.instance().discover(CompletionPlugin)))(loader)
-        chosen = [match[0] for word in ctx.params.get("overrides") or () if (match := _CHOICE.match(word))]
+        chosen = [
+            match[1] + match[2] for word in ctx.params.get("overrides") or () if (match := _CHOICE.fullmatch(word))
+        ]
         found = plugin._query(config_name=CONFIG_NAME, line=" ".join([*chosen, incomplete]))
-    found = [word for word in found if word != SCHEMA_FOLDER]  # a folder without choices
+        if not found:  # a choice that does not exist here, such as one from the folder of -cd
+            found = plugin._query(config_name=CONFIG_NAME, line=incomplete)
+    # The folder has no choices, and algo=PRESET sets the key.
+    found = [word for word in found if word not in (SCHEMA_FOLDER, "preset=")]
     # Hydra offers the items of a list, which nobody types one by one.
     found = [f"{word[:-1]}=" if word[:-1] in keys_with("list") else word for word in found]
     found += [key for key in ("output_dir=", "resume=") if key.startswith(incomplete)]

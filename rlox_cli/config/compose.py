@@ -52,7 +52,7 @@ from rlox_cli.terminal.paths import output_path
 
 # Top-level keys that are plain values. Sections could be groups to choose from.
 _PLAIN_KEYS = {item.name for item in fields(RunConfig)} - {
-    *("algo", "env", "buffer", "dataset", "eval", "checkpoint", "logger", "ray", "remote")
+    *("algo", "env", "buffer", "dataset", "eval", "checkpoint", "logger", "ray", "remote", "preset")
 }
 
 _MOST_JOBS = 100_000  # of one sweep: checking them takes half an hour, and running them weeks
@@ -188,37 +188,46 @@ def _serve_config_dir(flags: list[str]) -> None:
 
 
 def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[list[str]]]:
-    """Return the configuration without the swept keys, and the jobs as Hydra's basic sweeper expands them.
+    """Return the configuration of the sweep itself, and the jobs as Hydra's basic sweeper expands them.
 
-    Nor does it have the keys below a swept choice: with ``algo=sac,td3 algo.learning_starts=500``, only the jobs do.
-    ``hydra.sweeper.params`` count as if they were typed. For a search with Optuna, the jobs cover both ends of every
-    range. For any other sweeper there is one job, without the swept keys.
+    The sweep itself has no swept keys, but of each swept choice the first one, since other keys may depend on it:
+    ``algo=sac,td3 algo.learning_starts=500``. ``hydra.sweeper.params`` count as if they were typed. For a search with
+    Optuna, the jobs cover both ends of every range. For any other sweeper there is one job, which is the sweep itself.
     """
     loader = GlobalHydra.instance().config_loader()
     try:
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
-        alone = [item for item in parsed if not item.is_sweep_override()]
-        sections = tuple(f"{group}." for group in ONE_CHOICE)
-        fixed = [item.input_line for item in alone if not item.key_or_group.startswith(sections)]
-        master = composed(fixed, config_name, "")  # before it is known which choices are swept
+        parser = OverridesParser.create(config_loader=loader)
+        typed = parser.parse_overrides(overrides)
+        # Keys of sections may need a choice that only the parameters of the sweeper name.
+        early = [item for item in typed if not item.key_or_group.startswith(tuple(f"{key}." for key in ONE_CHOICE))]
+        master = composed(_first_job(early), config_name, "")
         params = master.hydra.sweeper.get("params") or {}
-        if len(fixed) < len(alone):
-            swept = (*params, *(item.key_or_group for item in parsed if item.is_sweep_override()))
-            below = tuple(f"{key}." for key in swept)
-            fixed = [item.input_line for item in alone if not item.key_or_group.startswith(below)]
-            master = composed(fixed, config_name, "")
+        # What is typed replaces the parameters.
+        parsed = [*parser.parse_overrides([f"{key}={value}" for key, value in params.items()]), *typed]
+        fixed = _first_job(parsed)
+        if fixed != _first_job(early):
+            master = composed(fixed, config_name, f"job 0 of the sweep ({as_typed(fixed)}): ")
         ray_settings(master)
         if searches(master):
             return master, list(read_search(overrides, master).corners())
         if not expands(master):
             return master, [fixed]
-        preset = OverridesParser.create(config_loader=loader).parse_overrides([f"{k}={v}" for k, v in params.items()])
-        parsed = [*preset, *parsed]  # what is typed replaces the preset's values
         return master, _expand_sweeps(parsed)
     except OverrideParseException as e:
         raise explain_unparsed(e.override) if "LexerNoViableAlt" in e.message else UsageError(str(e)) from e
     except HydraException as e:
         raise UsageError(str(e)) from e
+
+
+def _first_job(parsed: list[Override]) -> list[str]:
+    """Return the overrides that are not swept, and of each swept choice the first one; the last one of a key counts."""
+    words, last = [], {item.key_or_group: item for item in parsed}
+    for key, item in last.items():
+        if not item.is_sweep_override():
+            words.append(item.input_line)
+        elif key in (*ONE_CHOICE, "logger") and item.is_discrete_sweep():
+            words.append(f"{key}={_swept(item)[0]}")
+    return words
 
 
 def _expand_sweeps(parsed: list[Override]) -> list[list[str]]:
@@ -321,7 +330,10 @@ def _subdir(cfg: DictConfig, number: int) -> str:
     with open_dict(cfg.hydra.job):
         cfg.hydra.job.num = number
     HydraConfig.instance().cfg = cfg  # read by ${hydra:…}; `set_config` would copy it
-    return str(cfg.hydra.sweep.subdir)
+    try:
+        return str(cfg.hydra.sweep.subdir)
+    except OmegaConfBaseException as e:
+        raise UsageError(explain(e)) from e
 
 
 def _compose_one(cfg: DictConfig, overrides: list[str], where: str) -> Job:

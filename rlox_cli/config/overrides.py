@@ -211,7 +211,7 @@ def refuse_forms(overrides: list[str]) -> None:
         if not key:
             raise UsageError(f"{_short(line)!r} must be KEY=VALUE, got no key")
         if key == "preset":
-            raise UsageError(f"{_short(line)} must be algo={_short(line.partition('=')[2]) or 'PRESET'}")
+            raise UsageError(f"{_short(line)} must be left out: a preset is chosen by algo=NAME")
         # `reference` is used to judge a run and is not one of its settings, so a run does not need it.
         if override.type is OverrideType.DEL and key != "reference":
             raise UsageError(

@@ -72,11 +72,6 @@ class Run:
         return self.flat["algo.name"]
 
     @property
-    def name(self) -> str:
-        """What ``algo=`` chose: the algorithm, or a preset of it."""
-        return self.flat.get("preset") or self.algo
-
-    @property
     def env(self) -> str:
         return self.flat["env.id"]
 
@@ -290,6 +285,11 @@ def _settings(run: Run) -> list[str]:
     return [key for key in run.flat if not any(key == prefix or key.startswith(f"{prefix}.") for prefix in beside)]
 
 
+def _experiment(run: Run) -> tuple[str, ...]:
+    """Return what runs of the same settings have in common, except for the seed."""
+    return (run.algo, *sorted(f"{key}={plain(run.flat[key])}" for key in _settings(run)))
+
+
 def plain(value: Any) -> str:
     """Return a setting as it is typed."""
     return value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))
@@ -321,9 +321,11 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
         If no run has one of the keys.
     """
     cells: dict[tuple[str, ...], list[Run]] = {}
+    presets = {_experiment(run): run.flat["preset"] for run in runs if run.flat.get("preset")}
+    names = {id(run): presets.get(_experiment(run), run.algo) for run in runs}  # of runs with the same settings, one
     keys = [_full_key(runs, key) for key in by]
     for run in runs:
-        cell = (run.env,) if keys else (run.env, run.name)
+        cell = (run.env,) if keys else (run.env, names[id(run)])
         cells.setdefault(cell, []).append(run)
     groups: list[Group] = []
     for members in cells.values():
@@ -333,7 +335,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
             values = tuple(plain(_value(run, key)) for key in chosen)
             parts.setdefault(values, Group("", run.env, dict(zip(chosen, values, strict=True)))).runs.append(run)
         for group in parts.values():
-            group.label = _label(group, list(parts.values()), bool(by))
+            group.label = _label(group, list(parts.values()), bool(by), names[id(group.runs[0])])
             group.pooled = find_differing_keys(group.runs)
             group.runs.sort(key=lambda run: run.seed)
         groups += parts.values()
@@ -365,8 +367,8 @@ def find_differing_keys(runs: Sequence[Run]) -> list[str]:
     return [key for key in keys if len({plain(run.flat.get(key)) for run in runs}) > 1]
 
 
-def _label(group: Group, siblings: list[Group], chosen: bool) -> str:
-    """Return as few settings as distinguish the group from its siblings, followed by dots if it has more."""
+def _label(group: Group, siblings: list[Group], chosen: bool, name: str) -> str:
+    """Return its name and as few settings as distinguish the group from its siblings, then dots if it has more."""
     keys: list[str] = []
     parts = 1
     for key in group.settings:
@@ -380,4 +382,4 @@ def _label(group: Group, siblings: list[Group], chosen: bool) -> str:
         settings.append(shortened if key in (PATH, "algo.name") else f"{key.rpartition('.')[2]}={shortened}")
     if len(keys) < len(group.settings):
         settings.append("…")
-    return " ".join(settings if chosen else [group.runs[0].name, *settings])
+    return " ".join(settings if chosen else [name, *settings])

@@ -93,7 +93,8 @@ def prepare(
                 f"{key} must stay {plain(old)} in a run that is resumed, got {plain(new)}; "
                 + (f"a new run can start from its weights: rlox train … init_from={shown(path)}" if fits else _ANEW)
             )
-    if config.backend == "native" and "backend" not in changed and any(key.startswith("algo.") for key in changed):
+    typed_backend = any(override.startswith("backend=") for override in overrides)
+    if config.backend == "native" and not typed_backend and any(key.startswith("algo.") for key in changed):
         config.backend = "auto"  # it was chosen for the settings before, and kernels may not compute those of now
     if only_prints:
         print(yaml.safe_dump(to_plain(config, algo), sort_keys=False), end="")
@@ -230,7 +231,7 @@ def _apply(cfg: DictConfig, override: Override, algo: str) -> None:
             "buffer": None if cfg.buffer is None else cfg.buffer.name,
             "dataset": None if cfg.dataset is None else cfg.dataset.source,
         }[key]
-        if override.value() != was:
+        if override.value() not in (was, cfg.preset if key == "algo" else was):
             raise UsageError(f"{line} must stay {key}={was} in a run that is resumed; leave it out, or start a new run")
         return
     OmegaConf.update(cfg, key, override.value(), merge=True)
