@@ -181,7 +181,7 @@ class Trials:
             if self.settings.n_seeds > 1:
                 overrides = [line for line in overrides if not line.startswith("seed=")] + [f"seed={plain['seed']}"]
             if run not in known:
-                name = plain["preset"] or plain["algo"]["name"]
+                name = plain.get("preset") or plain["algo"]["name"]
                 folder = f"{trial.number}-{run_name(name, plain['env']['id'], plain['seed'])}"
                 extra = {"trial": trial.number, "run": run}
                 known[run] = SweepJob(job_id(overrides, sweep.jobs), folder, overrides, plain, extra)
