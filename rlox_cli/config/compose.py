@@ -200,12 +200,13 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
         typed = parser.parse_overrides(overrides)
         # Keys of sections may need a choice that only the parameters of the sweeper name.
         early = [item for item in typed if not item.key_or_group.startswith(tuple(f"{key}." for key in ONE_CHOICE))]
-        master = composed(_first_job(early), config_name, "")
+        chosen = _first_job(early)
+        master = composed(chosen, config_name, "")
         params = master.hydra.sweeper.get("params") or {}
         # What is typed replaces the parameters.
         parsed = [*parser.parse_overrides([f"{key}={value}" for key, value in params.items()]), *typed]
         fixed = _first_job(parsed)
-        if fixed != _first_job(early):
+        if fixed != chosen:
             master = composed(fixed, config_name, f"job 0 of the sweep ({as_typed(fixed)}): ")
         ray_settings(master)
         if searches(master):

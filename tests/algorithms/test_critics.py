@@ -1,11 +1,15 @@
 """Ensembles of critics, compared with a loop over networks in float64; what updates do with them."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
 
 from rlox import DQN, SAC, TD3, preset
+from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint.counters import scheduled
+from rlox.checkpoint.meaning import DEFINES_MEANING, DEFINES_WEIGHTS
 from rlox.kernels.rng import Rng
 from rlox.nn.critics.ensemble import CriticEnsemble, draw_critics, follow_critics_
 from rlox.nn.critics.losses import critic_loss
@@ -359,6 +363,13 @@ WEIGHTS = {
     "distribution": (DQN, {"distribution": "categorical"}, {"distribution": "quantile"}),
     "v_min": (DQN, {"distribution": "categorical"}, {"distribution": "categorical", "v_min": -1.0}),
 }
+
+
+def test_settings_that_define_weights_exist():
+    known = {item.name for entry in ALGORITHMS.values() for item in fields(resolve(entry.config))}
+    assert {*DEFINES_WEIGHTS, *DEFINES_MEANING} <= known
+    assert not {*DEFINES_WEIGHTS} & {*DEFINES_MEANING}
+    assert {*WEIGHTS} <= {*DEFINES_WEIGHTS, *DEFINES_MEANING}
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
