@@ -188,7 +188,8 @@ def test_the_store_is_the_typed_one_else_that_of_the_environment_else_the_defaul
     assert not (tmp_path / "outputs").exists()
     # A run stays in its store.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///nowhere")
-    assert command("train", "resume=a", "total_timesteps=128")[0] in (0, None)
+    code, out, err = command("train", "resume=a", "total_timesteps=128")
+    assert (code in (0, None), "rlox ui --store theirs.db\n" in out) == (True, True), out + err
     code, _, err = command(*words, "output_dir=c")
     assert (code, err.count("\n")) == (2, 1)
     assert "logger.mlflow.MLFLOW_TRACKING_URI must be sqlite:///FILE without options, or start with http" in err

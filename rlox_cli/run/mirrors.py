@@ -89,9 +89,13 @@ def finish_mirrors(folders: list[Path], console: Console) -> None:
                 if name == "wandb" and report.url.startswith("/"):
                     console.print(f"  {'upload':<12} wandb sync {url}")
     recorded = [folder for folder, mirrors in reports.items() if "mlflow" in mirrors]
+    try:
+        usual = MlflowConfig().in_effect
+    except ValueError:  # MLFLOW_TRACKING_URI changed since the run began: `rlox ui` alone would refuse it
+        usual = ""
     for uri in dict.fromkeys(read_config(folder)["logger"]["mlflow"]["tracking_uri"] for folder in recorded):
         if is_sqlite(uri):
-            store, usual = sqlite_file(uri), MlflowConfig().in_effect
+            store = sqlite_file(uri)
             opens = is_sqlite(usual) and sqlite_file(usual).absolute() == store
             option = "" if opens else f" --store {shlex.quote(shown(store))}"
             console.print(f"  {'view':<12} rlox ui{option}")
