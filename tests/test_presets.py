@@ -124,6 +124,8 @@ def test_shipped_presets_compose_and_are_listed(name, command):
     table = command("show", f"algo={name}")[1]
     assert all(f"algo.{key} " in table for key in settings["algo"])
     assert "preset" in table
+    env = "CartPole-v1" if algo == "dqn" else "Pendulum-v1"
+    assert f"\npreset: {name}\n" in command("train", f"algo={name}", f"env={env}", "--cfg", "job")[1]
 
 
 def test_when_to_start_with_an_algorithm_stands_in_the_manual_and_in_show(command):

@@ -122,6 +122,11 @@ def test_a_buffer_in_the_configuration_of_ppo_is_an_error(root):
     refused(["train", "resume=runs/ppo", RESUME], root, "buffer")
 
 
+def test_a_text_of_the_config_that_became_a_list_is_named(root):
+    edit_yaml(root / "runs/ppo/config.yaml", lambda plain: plain.update(preset=[1]))
+    refused(["train", "resume=runs/ppo", RESUME], root, "preset must be a text, got a value of type list")
+
+
 @pytest.mark.parametrize("key", ["seed", "total_timesteps"])
 def test_a_number_of_400_digits_is_an_error(key, root):
     edit_yaml(root / "runs/ppo/config.yaml", lambda plain: plain.update({key: 10**400}))

@@ -62,13 +62,14 @@ def explain(e: BaseException) -> str:
         if "is not a ListConfig" in first or "Cannot assign" in first or "Cannot convert" in first:
             kind = (
                 "a list such as [1,2]"
-                if "ListConfig" in first
+                if "is not a ListConfig" in first
                 else "a mapping such as {name: 1}"
                 if "Dict[" in first
                 else "a text"
             )
             got = re.search(r"(?:assigned: |Cannot assign |Cannot convert )'?(\w+)", first)
-            return f"{root.full_key} must be {kind}, got a value of type {got[1] if got else 'another'}"
+            type_name = {"ListConfig": "list", "DictConfig": "dict"}.get(got[1], got[1]) if got else "another"
+            return f"{root.full_key} must be {kind}, got a value of type {type_name}"
         if "not in" in first or "not found" in first:
             known = [str(key) for key in root.parent_node] if isinstance(root.parent_node, DictConfig) else []
             if root.object_type is dict and re.fullmatch(r"buffer\.\w+", root.full_key):

@@ -84,7 +84,9 @@ def main(args: list[str]) -> Typed | None:
         if checks:
             raise UsageError("--check must not be combined with a flag that only prints")
         if not prints_info:
-            compose_jobs(flags, overrides)  # reports what is wrong before anything is printed
+            jobs = compose_jobs(flags, overrides)  # reports what is wrong before anything is printed
+            if len(jobs) == 1 and jobs[0].config.preset is not None:
+                overrides = [*overrides, f"preset={jobs[0].config.preset}"]  # composing alone does not set it
         _run_with_hydra(flags, overrides, False, console)
         return None
     sweep, jobs = compose_typed(flags, overrides, lambda line: console.print(line))
