@@ -1,8 +1,8 @@
 """Presets of SAC for few environment steps on MuJoCo, beside SAC and beside the peers' versions.
 
 usage: few_steps.py peer CELL SEED FOLDER         one training with the peer (needs nothing of rlox)
-       few_steps.py rlox CELL [OPTION...]         `rlox bench learn` of the same cell; without recorded trainings of the
-                                                  peer the score alone
+       few_steps.py rlox CELL [OPTION...]         `rlox bench learn` of the same cell; without trainings of the peer
+                                                  recorded for its seeds the score alone
        few_steps.py list                          the cells, and rlox's settings for each
        few_steps.py merge OUT.json FILE.json...   one file of several results of `rlox bench learn`, each of some seeds,
                                                   and of trainings with the peer
@@ -18,6 +18,7 @@ crossq and tqc are sb3-contrib's, with critics of the same width as ours; the ot
 end; ``cpu_s`` are CPU seconds of training alone, on one thread.
 """
 
+import argparse
 import json
 import math
 import subprocess
@@ -70,9 +71,15 @@ def our_words(cell):
 
 
 def learn(cell, options):
-    """Run `rlox bench learn` of a cell, against the recorded trainings where there are some; return the exit code."""
+    """Run `rlox bench learn` of a cell, against the trainings recorded for its seeds, if any; return the exit code."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--first-seed", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=5)
+    asked, _ = parser.parse_known_args(options)
+    seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
     reference = HERE / "few_steps"
-    against = ["--against", "sb3", "--reference", str(reference)] if any(reference.glob(f"{cell}-s*.json")) else []
+    recorded = any((reference / f"{cell}-s{seed}.json").exists() for seed in seeds)
+    against = ["--against", "sb3", "--reference", str(reference)] if recorded else []
     words = [sys.executable, "-m", "rlox", "bench", "learn", *our_words(cell), "--score-only", *against, *options]
     return subprocess.run(words, cwd=HERE.parent).returncode
 

@@ -112,3 +112,16 @@ def test_results_of_other_settings_or_runs_do_not_merge(tmp_path):
     with pytest.raises(ValueError, match="another curve of seed 100"):
         few_steps.merge(tmp_path / "all.json", [first, again])
     assert not (tmp_path / "all.json").exists()
+
+
+def test_trainings_of_the_peer_are_compared_with_if_they_have_one_of_the_seeds(monkeypatch):
+    typed = []
+    monkeypatch.setattr(few_steps.subprocess, "run", lambda words, cwd: typed.append(words) or done)
+    done = few_steps.subprocess.CompletedProcess([], 0)
+    (recorded,) = (few_steps.HERE / "few_steps").glob("sac-Hopper-v5-s*.json")
+    seed = int(recorded.stem.rpartition("-s")[2])
+    few_steps.learn("sac-Hopper-v5", ["--first-seed", str(seed - 1), "--seeds", "2"])
+    few_steps.learn("sac-Hopper-v5", ["--first-seed", str(seed + 1), "--seeds=2"])
+    few_steps.learn("redq-Hopper-v5", [])
+    assert ["--against" in words for words in typed] == [True, False, False]
+    assert typed[1][-3:] == ["--first-seed", str(seed + 1), "--seeds=2"]
