@@ -35,7 +35,8 @@ _LARGEST = math.log(1e6)  # largest logarithm of a learned penalty weight, as in
 
 
 class CQL(OfflineAlgorithm):
-    """CQL for bounded continuous actions; see `rlox.config.CQLConfig`. With ``cql_alpha=0`` it is plain SAC.
+    """CQL for bounded continuous actions; see `rlox.config.CQLConfig`. With ``cql_alpha=0`` it is SAC without the
+    entropy term in the targets.
 
     Attributes
     ----------

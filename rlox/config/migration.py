@@ -37,14 +37,14 @@ class Keyword(NamedTuple):
 
 _NO_SDE = "there is no state-dependent exploration, only exploration_noise and noise_correlation"
 _OWN_MEMORY = "actor and critic always have a memory of their own"
-_SIZES = "widths of all hidden layers, the same for actor and critics"
+_SIZES = "widths of all hidden layers; critic_hidden_sizes for other ones of SAC's and TD3's critics"
 _ARGUMENT = "an argument of the algorithm's class, not of its Config"
 _OFF_POLICY = "an argument of DQN, SAC and TD3, not of their Config"
 _BATCH = "the whole batch of an update, in prompts, pairs or texts; GRPO samples batch_size * group_size completions"
 _WHOLE = "rows are never truncated; one that is too long is an error with its number"
 _LLM = "accumulation"  # a field that all algorithms for language models have
 _PROGRESS = "write train(total_timesteps, progress=True); the command line always shows progress"
-_ADAM = "the other settings of Adam and RMSprop are fixed"
+_ADAM = "adam_beta1, adam_beta2 and weight_decay in SAC and TD3, adam_eps in DQN; the others are fixed"
 
 
 def _of_trl(theirs: str, ours: str | None, remark: str = "", typed: str | None = None) -> Keyword:
@@ -62,10 +62,10 @@ KEYWORDS = (
     Keyword("learning_rate=schedule", (SB3,), "learning_rate_schedule=linear", "learning_rate is the initial value"),
     Keyword("anneal_lr", (CLEANRL, ORIGINAL), "learning_rate_schedule=linear"),
     Keyword("lr", (ORIGINAL,), "learning_rate"),
-    Keyword("policy_lr", (CLEANRL,), "learning_rate", "one rate for policy, critics and temperature"),
-    Keyword("q_lr", (CLEANRL,), "learning_rate", "one rate for policy, critics and temperature"),
+    Keyword("policy_lr", (CLEANRL,), "actor_learning_rate", "or learning_rate, for policy and critics"),
+    Keyword("q_lr", (CLEANRL,), "critic_learning_rate", "the temperature, which theirs is for too, has learning_rate"),
     Keyword("use_rms_prop", (SB3,), "optimizer=rmsprop", "A2C's default; optimizer=adam for False"),
-    Keyword("rms_prop_eps", (SB3,), None, f"{_ADAM}: eps is 1e-5 in PPO and A2C"),
+    Keyword("rms_prop_eps", (SB3,), None, "always 1e-5 in PPO and A2C"),
     Keyword("optimizer_class", (SB3,), "optimizer", "adam or rmsprop, in PPO and A2C"),
     Keyword("optimizer_kwargs", (SB3,), None, _ADAM),
     # PPO and A2C.
@@ -113,7 +113,7 @@ KEYWORDS = (
     Keyword("target_policy_noise", (SB3,), "target_noise"),
     Keyword("policy_noise", (CLEANRL,), "target_noise"),
     Keyword("target_noise_clip", (SB3,), "noise_clip"),
-    Keyword("policy_frequency", (CLEANRL,), "policy_delay", "counts updates, not steps; SAC has no delay"),
+    Keyword("policy_frequency", (CLEANRL,), "policy_delay", "counts updates, not steps"),
     Keyword("action_noise", (SB3,), "exploration_noise", "a number: the standard deviation, for actions in [-1, 1]"),
     Keyword("target_update_interval", (SB3,), "target_update_freq", "environment steps; SAC: every update, by tau"),
     Keyword("target_network_frequency", (CLEANRL,), "target_update_freq", "environment steps; SAC: every update"),
@@ -148,7 +148,12 @@ KEYWORDS = (
     Keyword("stats_window_size", (SB3,), None, "mean_reward covers the last 100 episodes"),
     Keyword("create_eval_env", (SB3,), None, "callbacks=[EvalCallback()]; the command line evaluates by default"),
     Keyword("monitor_wrapper", (SB3,), None, "episodes are counted without a wrapper"),
-    Keyword("torch_deterministic", (CLEANRL,), None, "the same seed gives the same run, bit for bit, on a CPU"),
+    Keyword(
+        "torch_deterministic",
+        (CLEANRL,),
+        None,
+        "the same seed gives the same run, bit for bit, on a CPU; on a GPU with deterministic=true of the command line",
+    ),
     Keyword("cuda", (CLEANRL,), "device", "cpu, cuda or auto", typed="device"),
     Keyword("track", (CLEANRL,), 'logger="wandb"', _ARGUMENT, typed="logger=wandb"),
     Keyword("wandb_project_name", (CLEANRL,), None, typed="logger.wandb.project"),

@@ -313,7 +313,7 @@ class OutsideBufferConfig(BufferConfig):
 
 @dataclass
 class PrioritizedBufferConfig(BufferConfig):
-    """Prioritised: drawn in proportion to the last TD error (Schaul et al. 2016, arXiv:1511.05952)."""
+    """Prioritised: drawn in proportion to a power of the last TD error (Schaul et al. 2016, arXiv:1511.05952)."""
 
     name: str = "prioritized"  # which one (`rlox ls buffers`); chosen by buffer=NAME
     alpha: float = searched(0.6, "interval(0.3, 0.9)")  # exponent of the priorities: 0 draws uniformly, 1 in proportion

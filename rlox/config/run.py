@@ -72,7 +72,7 @@ class EnvConfig(Config):
 class EvalConfig(Config):
     """Deterministic evaluation during training, on a separate environment."""
 
-    n_points: int = 10  # evaluations, evenly spaced over training, plus one at the end; 0: only the last one
+    n_points: int = 10  # evaluations, evenly spaced, the last one at the end; 0: only the one at the end
     n_episodes: int = 20  # episodes of one evaluation
     seed: int | None = None  # seed of the evaluation environment; null: 10_000 + seed
     stop_at: float | None = None  # stop training once the mean return reaches this; null: off
@@ -303,7 +303,7 @@ class RunConfig(Config):
     algo: Any = None  # the algorithm's hyper-parameters
     env: EnvConfig = field(default_factory=EnvConfig)  # the environment
     buffer: Any = None  # the replay memory of an off-policy algorithm; null for the others
-    dataset: Any = None  # recorded transitions, for offline algorithms or next to SAC's and TD3's memory; null: none
+    dataset: Any = None  # transitions (offline, or beside the memory of SAC, TD3 or DreamerV3), or texts; null: none
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluation during training
     checkpoint: CheckpointConfig = operational(CheckpointConfig)  # when checkpoints are written
     logger: LoggerConfig = operational(LoggerConfig)  # where metrics are mirrored

@@ -1,7 +1,7 @@
 """``rlox bench learn``: does an algorithm learn as well as it must? Several seeds, an interval, and a verdict.
 
-Each seed is evaluated on 20 deterministic episodes of one fresh environment seeded ``10_000 + seed``, at ten points and
-at the end. The interquartile mean (IQM) of the last evaluation over seeds is judged in three ways:
+Each seed is evaluated on 20 deterministic episodes of one fresh environment seeded ``10_000 + seed``, at ten points,
+the last one at the end. The interquartile mean (IQM) of the last evaluation over seeds is judged in three ways:
 
 - against the ``reference:`` of the tuned settings, the score that they must reach: PASS if the interval of the IQM is
   at or above it, FAIL if it is below; no verdict if the task is a different one (steps, environment, evaluation);
