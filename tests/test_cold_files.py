@@ -446,6 +446,50 @@ def test_a_write_that_does_not_fit_leaves_the_buffer_as_it_was(tmp_path):
     assert "room" in text
 
 
+@pytest.mark.parametrize(("hot", "n_envs"), [(100, 6), (10, 12), (8, 5), (130, 40)])
+def test_a_full_disk_keeps_whole_rows_of_several_environments(hot, n_envs, tmp_path):
+    """After a failed batch, the memory and its state equal those of a memory without the failure."""
+    program = """
+        import resource, sys
+        from tests.test_cold_files import *
+        folder, hot, n_envs = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+        full, other = (MmapReplayBuffer(hot, 600, DIM, 1, folder, n_envs=n_envs) for _ in range(2))
+        rows = lambda k: np.arange(k * n_envs, (k + 1) * n_envs, dtype=np.float32)
+        flags = np.zeros(n_envs, bool)
+        def push(buffer, k):
+            x = rows(k)
+            obs = np.repeat(x[:, None], DIM, 1)
+            buffer.push_batch(obs, obs + 0.5, x[:, None], x, flags, flags)
+        failed = 0
+        for k in range(4000 // n_envs):
+            if k % 7 == 3:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+                try:
+                    push(full, k)
+                    done = True
+                except OSError:
+                    done = False
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+                if not done:
+                    failed += full.n_pushed == k * n_envs
+                    kept = len(full)
+                    assert numbers(full) == list(range(k * n_envs - kept, k * n_envs))
+                    copy = MmapReplayBuffer(hot, 600, DIM, 1, folder, n_envs=n_envs)
+                    copy.set_state(full.get_state(include_cold=True))
+                    assert len(copy) == kept
+                    assert numbers(copy) == numbers(full)
+                    copy.close()
+                    push(full, k)
+            else:
+                push(full, k)
+            push(other, k)
+        a, b = full.sample(600, 0), other.sample(600, 0)
+        assert all(np.array_equal(a[key], b[key]) for key in a)
+        print(failed)
+    """
+    assert int(child(program, tmp_path, hot, n_envs).stdout) > 1
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_full_file_system(tmp_path):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", tmp_path], capture_output=True).returncode:

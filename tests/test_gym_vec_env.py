@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import typing
 
 import forked
 import gymnasium
@@ -16,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import nn
 
-from rlox import PPO
+from rlox import DQN, PPO
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint
 from rlox.collectors import reward_name
@@ -759,3 +760,50 @@ def test_mujoco_warns_once_of_each_kind_and_writes_no_file(tmp_path):
     assert "The simulation is unstable. Time = 2" in done.stderr
     assert "The simulation is unstable. Time = 3" in done.stdout  # by the handler that was set
     assert list(tmp_path.iterdir()) == []
+
+
+class Flaky(gymnasium.Env):
+    """Episodes of ten steps. One step of the second copy fails: that in which the first copy ends its episode."""
+
+    observation_space, action_space = spaces.Box(-100, 100, (2,), np.float32), spaces.Discrete(2)
+    made: typing.ClassVar[list] = []
+    failure: typing.ClassVar[BaseException | None] = None
+
+    def __init__(self):
+        self.made.append(self)
+        self.number, self.t = len(self.made), 10
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.array([self.number, 0], np.float32), {}
+
+    def step(self, action):
+        assert self.t < 10, "a step after the end of the episode"
+        if self.number == 2 and self.t == 9 and Flaky.failure is not None:
+            failure, Flaky.failure = Flaky.failure, None
+            raise failure
+        self.t += 1
+        return np.array([self.number, self.t], np.float32), 1.0, self.t == 10, False, {}
+
+
+@pytest.mark.parametrize("failure", [OSError("once"), ValueError("once")])
+@pytest.mark.parametrize("cls", [PPO, DQN])
+def test_training_continues_with_new_episodes_after_a_step_that_failed_midway(cls, failure, monkeypatch):
+    monkeypatch.setattr(Flaky, "made", [])
+    monkeypatch.setattr(Flaky, "failure", failure)
+    arguments = {"n_steps": 16, "batch_size": 16} if cls is PPO else {"learning_starts": 8, "batch_size": 8}
+    agent = cls(Flaky, n_envs=2, hidden_sizes=[8], **arguments)
+    with pytest.raises(type(failure)):
+        agent.train(64)
+    assert agent.collector.state() is None
+    agent.train()
+    assert set(agent.counters.recent_lengths) == {10}
+
+
+def test_a_path_reaches_no_wrapper_that_is_refused():
+    for name in ("gymnasium.wrappers.NormalizeReward", "gymnasium.wrappers:NormalizeObservation"):
+        with pytest.raises(ValueError, match=r"wrappers must not contain gymnasium\.wrappers"):
+            make_gym_env("CartPole-v1", wrappers=[name])
+    item = {"gymnasium.wrappers.AtariPreprocessing": {"terminal_on_life_loss": True, "frame_skip": 1}}
+    assert whole_games([item]) == [{"gymnasium.wrappers.AtariPreprocessing": {"frame_skip": 1}}]

@@ -395,3 +395,24 @@ def test_a_save_of_sequences_writes_only_new_rows(tmp_path):
         load(sequences(100), tmp_path, entry, arrays)
     with pytest.raises(ValueError, match=r"files must contain rows of this memory, got state of shape \(\d+, 2\) for"):
         load(SequenceReplayBuffer(20_000, 3, 1, n_envs=2, state_dim=5), tmp_path, entry, arrays)
+
+
+@pytest.mark.parametrize("name", ["uniform", "prioritized"])
+def test_transitions_that_frames_had_no_room_for_stay_out(name, tmp_path):
+    """Short episodes of stacked frames need more frames than there are; files still have the dropped transitions."""
+    agent = DQN(
+        "rlox/DrawnCatch-v0",
+        env_wrappers=[{"FrameStackObservation": {"stack_size": 4}}],
+        buffer={"name": name, "size": 5000},
+        learning_starts=10**6,
+        hidden_sizes=[],
+        backend="torch",
+    )
+    path = tmp_path / "checkpoints/last.safetensors"
+    for _ in range(3):
+        agent.train(3000)
+        agent.save(path, memory=True)
+    assert len(agent.buffer) < 5000 < agent.buffer.n_pushed
+    restored = DQN.from_checkpoint(path).buffer
+    assert len(restored) == len(agent.buffer)
+    equal(restored.sample(200, 0), agent.buffer.sample(200, 0))

@@ -277,3 +277,17 @@ def test_a_run_folder_imports_no_tracker_and_no_command_line(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_best_checkpoint_newer_than_the_last_one_is_kept(tmp_path):
+    agent = ppo(logger=tmp_path / "run", callbacks=[EvalCallback(2, 2)])
+    agent.train(64)
+    best = tmp_path / "run/checkpoints/best.safetensors"
+    # As if a better one had been evaluated before the run was killed.
+    rlox.PPO.from_checkpoint(best).save(best, evaluation={"mean_return": 1e6})
+    before = best.read_bytes()
+    again = rlox.PPO.from_checkpoint(
+        tmp_path / "run/checkpoints/last.safetensors", logger=tmp_path / "run", callbacks=[EvalCallback(2, 2)]
+    )
+    again.train(64)
+    assert best.read_bytes() == before

@@ -15,8 +15,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import rlox
+from rlox.collectors.tensor_rollout import TensorRolloutCollector
 from rlox.envs.protocols import step_layout
 from rlox.envs.tensor import JaxVecEnv, TorchVecEnv, register_vec_env, table
+from rlox.nn.policies import DiscretePolicy
 
 N = 4
 
@@ -297,3 +299,18 @@ def test_jax_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(ImportError, match="JaxVecEnv needs JAX"):
         JaxVecEnv(BraxLike(np, None), 3)
+
+
+def test_discrete_actions_begin_where_the_space_says():
+    class Discrete(IsaacLike):
+        def __init__(self):
+            super().__init__()
+            self.single_action_space, self.seen = spaces.Discrete(3, start=1), set()
+
+        def step(self, actions):
+            self.seen |= set(actions.tolist())
+            return super().step(torch.zeros(self.num_envs, 1))
+
+    env = Discrete()
+    TensorRolloutCollector(TorchVecEnv(env)).collect(DiscretePolicy(1, 3), 20)
+    assert env.seen == {1, 2, 3}

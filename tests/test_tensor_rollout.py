@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 from rlox import A2C, DQN, PPO, RolloutCollector
+from rlox.collectors.tensor_normalize import TensorNormalize
 from rlox.collectors.tensor_rollout import TensorRolloutCollector, compute_advantages_
+from rlox.envs.spec import EnvSpec
+from rlox.envs.tensor.base import TensorEnv
 from rlox.envs.tensor.vec_env import TensorVecEnv
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.rng import Rng
@@ -253,3 +256,46 @@ def test_the_command_line_chooses_environments_on_a_device(check, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "torch (the environments are tensors)" in done.stdout
     assert (tmp_path / "run/checkpoints/last.safetensors").is_file() == (not check)
+
+
+class Infinite(TensorEnv):
+    """Counts its steps; in step 7, the observation or the reward is infinite."""
+
+    env_id, spec, state_size, max_episode_steps = "Infinite-v0", EnvSpec((1,), n_actions=2), 1, 20
+
+    def __init__(self, what):
+        self.what = what
+
+    def start(self, words):
+        return torch.zeros((1, words.shape[1]), dtype=torch.float64)
+
+    def step(self, state, actions, words=None):
+        after = state + 1.0
+        rewards = torch.ones_like(after[0])
+        if self.what == "rewards":
+            rewards = torch.where(after[0] == 7, torch.inf, rewards)
+        return after, rewards, torch.zeros_like(after[0], dtype=torch.bool)
+
+    def observe(self, state):
+        obs = state.t().clone()
+        return torch.where(obs == 7, torch.inf, obs) if self.what == "observations" else obs
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("what", ["observations", "rewards"])
+def test_infinite_numbers_are_errors_also_if_they_are_normalised(what, normalized):
+    collector = TensorRolloutCollector(TensorVecEnv(2, 0, Infinite(what)), 0)
+    if normalized:
+        collector.normalizer = TensorNormalize("cpu", 2, (1,), 0.99, True, True)
+    with pytest.raises(FloatingPointError, match=f"{what} must be finite, got inf"):
+        collector.collect(DiscretePolicy(1, 2), 10)
+
+
+def test_observations_are_normalised_once_after_a_rollout_of_another_length():
+    policy, seen = DiscretePolicy(4, 2), []
+    for lengths in ((8, 8), (8, 4)):
+        collector = TensorRolloutCollector(TensorVecEnv(2, 0, "CartPole-v1"), 0)
+        collector.normalizer = TensorNormalize("cpu", 2, (4,), 0.99, True, False)
+        collector.collect(policy, lengths[0])
+        seen.append(collector.collect(policy, lengths[1]).obs.reshape(lengths[1], 2, 4)[0])
+    np.testing.assert_array_equal(*seen)

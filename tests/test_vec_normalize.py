@@ -336,3 +336,23 @@ def test_no_warning_if_nothing_is_lost_here(start, dtype, recwarn):
     """Below 2**24, float32 has all whole numbers; and the environment itself may have float32."""
     PPO(Clock, n_envs=2, n_steps=64, env_kwargs={"start": start, "dtype": dtype}, normalize_obs=True).train(2200)
     assert not [one for one in recwarn if "normalize_obs" in str(one.message)]
+
+
+class Bytes(DiscretePolicy):
+    """Notes the types of what it sees."""
+
+    def __init__(self):
+        super().__init__(900, 3, [8])
+        self.seen = set()
+
+    def mode(self, obs, *more):
+        self.seen.add((obs.dtype, float(obs.max())))
+        return super().mode(obs.flatten(1).float(), *more)
+
+
+def test_images_stay_bytes_in_evaluations_if_only_rewards_are_normalised():
+    for normalize in (False, True):
+        policy = Bytes()
+        agent = PPO("rlox/DrawnCatch-v0", policy=policy, normalize_rewards=normalize)
+        agent.evaluate(2)
+        assert policy.seen == {(torch.uint8, 255.0)}

@@ -264,8 +264,8 @@ def compute_vtrace(log_rhos, rewards, values, dones, bootstrap_value, gamma, rho
     -------
     vs, pg_advantages
         The value targets and ``rho_t (r_t + gamma vs'_t - V_t)``. If log_rhos is 0 and nothing is clipped below 1,
-        ``vs - values`` is GAE with the same gae_lambda. NaN in the ratio, reward or value of a step spreads to that
-        step and to the earlier steps of its episode.
+        ``vs - values`` is GAE with the same gae_lambda. NaN or infinity in the ratio, reward or value of a step spreads
+        to that step and to the earlier steps of its episode, and without an axis of environments to earlier episodes.
 
     Raises
     ------

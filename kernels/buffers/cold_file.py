@@ -355,8 +355,8 @@ class ColdFile:
         except OSError as e:
             raise OSError(
                 e.errno,
-                f"{_WHERE}: cold_path must have room for older transitions: {e.strerror}; the buffer is unchanged; "
-                "free some disk space and push again",
+                f"{_WHERE}: cold_path must have room for older transitions: {e.strerror}; free some disk "
+                "space and push again what is not stored yet (n_pushed counts what is)",
                 self.path,
             ) from e
 

@@ -334,7 +334,8 @@ cdef class MmapReplayBuffer:
         Raises
         ------
         ValueError, TypeError, OSError
-            As for `push`, and if lengths differ. If the disk is full, the rows before that point stay stored.
+            As for `push`, and if lengths differ. If the disk is full, the transitions before that point stay stored, with
+            several environments in whole rows of them: `n_pushed` counts them.
         """
         where = "MmapReplayBuffer.push_batch"
         cdef Store store = self.store
@@ -366,7 +367,11 @@ cdef class MmapReplayBuffer:
         self.check_next(after is not None, where)
         self.with_next = after is not None
         while done < n:
-            m = min(store.room(), n - done)
+            try:
+                m = min(store.room(), n - done)
+            except OSError:
+                store.take_back(done % self.n_envs)
+                raise
             to = store.place()
             copy_in(to, layout.stride, layout.obs_bytes, m, <const u8*>cnp.PyArray_DATA(o) + done * layout.obs_bytes)
             if after is not None:
@@ -623,8 +628,8 @@ cdef class MmapReplayBuffer:
         head = as_size(state["head"], "head", 0, where)
         n = as_size(state["n"], "n", 0, where)
         seams = as_seams(state.get("seams"), head, where)
-        if n != min(head, self.total_capacity):
-            raise ValueError(f"{where}: n must be min(head, total_capacity), got {n} for head {head}")
+        if n > min(head, self.total_capacity):  # fewer after a full disk
+            raise ValueError(f"{where}: n must be at most min(head, total_capacity), got {n} for head {head}")
         next_ = as_size(state["next"], "next", -1, where)
         if next_ > 1 or (next_ < 0 and n):
             raise ValueError(f"{where}: next must be 0 or 1, or -1 in an empty buffer, got {next_}")

@@ -154,11 +154,14 @@ cdef inline void gather(const Tiers* t, const Layout* layout, Py_ssize_t n, u64 
     cdef Py_ssize_t at = 0
     cdef Py_ssize_t i, m, k
     cdef i64 length = t.head - t.first
+    # Of a full memory all slots are drawn. After `take_back` some of the oldest transitions are missing.
+    cdef i64 start = 0 if length == min(t.head, t.total_capacity) else t.first % t.total_capacity
     cdef Py_ssize_t width = layout.row - (0 if to.with_next else layout.obs_bytes) + (4 if n_step > 1 else 0)
     cdef u8* row
     while at < n:
         if at % CHUNK == 0:
-            draw_below(key, DOMAIN_REPLAY, at, min(<Py_ssize_t>CHUNK, n - at), <u64>length, 0, t.total_capacity, slots)
+            draw_below(key, DOMAIN_REPLAY, at, min(<Py_ssize_t>CHUNK, n - at), <u64>length, start, t.total_capacity,
+                       slots)
         m = min(<Py_ssize_t>GROUP, n - at)
         locate(t, layout, slots + at % CHUNK, m, rows, numbers)
         if to.packed != NULL:

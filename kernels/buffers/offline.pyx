@@ -292,10 +292,10 @@ cdef class OfflineDatasetBuffer:
 
     def __reduce__(self):
         state = self.get_state()
+        names = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated")
+        arrays = [state.pop(name) for name in names]
         normalize = bool(state.pop("normalize"))
-        known = {"n_actions": self.n_actions, "metadata": self.metadata, "obs_mean": self.mean, "obs_std": self.std,
-                 "lazy": bool(self.lazy), **{name: state.pop(name) for name in self.masks}}
-        return partial(OfflineDatasetBuffer, **known), (*state.values(), normalize)
+        return partial(OfflineDatasetBuffer, lazy=bool(self.lazy), **state), (*arrays, normalize)
 
     @property
     def masked(self) -> bool:
@@ -554,11 +554,13 @@ cdef class OfflineDatasetBuffer:
                            "timesteps": timesteps, "terminated": terminated, "truncated": truncated, "mask": mask})
 
     def get_state(self) -> dict:
-        """Return the constructor's arrays (read-only, not copied), masks only if there are any, and ``normalize`` as 0
-        or 1."""
+        """Return the constructor's arrays (read-only, not copied) and ``normalize`` as 0 or 1; and if there are any,
+        masks, ``n_actions``, ``metadata``, ``obs_mean`` and ``obs_std``."""
+        optional = {"n_actions": self.n_actions, "metadata": self.metadata or None, "obs_mean": self.mean,
+                    "obs_std": self.std}
         return {"obs": self.obs, "next_obs": self.next_obs, "actions": self.actions, "rewards": self.rewards,
                 "terminated": self.terminated, "truncated": self.truncated, "normalize": int(self.normalized),
-                **self.masks}
+                **self.masks, **{name: value for name, value in optional.items() if value is not None}}
 
     def set_state(self, dict state not None) -> None:
         """Replace the dataset by a state from `get_state`; its arrays are kept, like those of the constructor.
@@ -567,8 +569,8 @@ cdef class OfflineDatasetBuffer:
         """
         where = "OfflineDatasetBuffer.set_state"
         keys = ["obs", "next_obs", "actions", "rewards", "terminated", "truncated", "normalize"]
-        masks = [name for name in ("action_masks", "next_action_masks") if name in state]
-        if set(state) != {*keys, *masks}:
+        optional = ("action_masks", "next_action_masks", "n_actions", "metadata", "obs_mean", "obs_std")
+        if set(state) != {*keys, *(name for name in optional if name in state)}:
             raise ValueError(
                 f"{where}: state must have the keys {', '.join(keys)}, got {sorted(map(str, state))}; "
                 "pass what get_state returned"
@@ -576,7 +578,8 @@ cdef class OfflineDatasetBuffer:
         if as_index(state["normalize"], where, "normalize") not in (0, 1):
             raise ValueError(f"{where}: normalize must be 0 or 1, got {state['normalize']}")
         self.load(where, state["obs"], state["next_obs"], state["actions"], state["rewards"], state["terminated"],
-                  state["truncated"], bool(state["normalize"]), None, None, None, False, None, None, None,
+                  state["truncated"], bool(state["normalize"]), None, None, state.get("n_actions"), False,
+                  state.get("obs_mean"), state.get("obs_std"), state.get("metadata"),
                   state.get("action_masks"), state.get("next_action_masks"))
 
     cdef int refuse(self, str where) except -1:

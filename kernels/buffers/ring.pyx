@@ -67,11 +67,16 @@ cdef inline i64 append(Ring self, const char* obs, const char* next_obs, const u
     if layout.n_stacked > 1:
         write_stacks(self, r, obs, next_obs)
     else:
+        # Padding is zero, so that saved rows depend on what was pushed alone.
+        if layout.obs_bytes & 3:
+            memset(r + (layout.obs_bytes & ~3), 0, 4)
+            if layout.next_at:
+                memset(r + layout.next_at + (layout.obs_bytes & ~3), 0, 4)
         copy(r, obs, layout.obs_bytes)
         if layout.next_at:
             copy(r + layout.next_at, next_obs, layout.obs_bytes)
     if mask != NULL:
-        memset(r + layout.tail_at - 4, 0, 4)  # the padding, so that saved rows depend on what was pushed alone
+        memset(r + layout.tail_at - 4, 0, 4)
         copy(r + layout.mask_at, <const char*>mask, layout.mask_dim)
     write_tail(layout, r, action, reward, term, trunc)
     took_one(layout.capacity, &self.count, &self.size, &self.cursor)
@@ -116,6 +121,8 @@ cdef class Ring:
         if obs_shape is not None:
             if not isinstance(obs_shape, (tuple, list)) or not len(obs_shape):
                 raise TypeError(f"{where}: obs_shape must be a tuple of integers, got {obs_shape!r}")
+            if len(obs_shape) > 31:
+                raise ValueError(f"{where}: obs_shape must have at most 31 axes, got {len(obs_shape)}")
             obs_shape = tuple([self.positive(d, "obs_shape") for d in obs_shape])
         if obs_dim is not None or obs_shape is None:
             obs_dim = self.positive(obs_dim, "obs_dim")

@@ -90,6 +90,8 @@ cdef class Store:
             t.hot_at = 0
         t.first = max(t.first, t.head - t.total_capacity)
 
+    cdef int take_back(self, i64 n) except -1
+
     cdef inline int check_open(self, str method) except -1:
         if self.cold is None:
             self.refuse(method)

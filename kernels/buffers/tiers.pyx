@@ -120,6 +120,32 @@ cdef class Store:
                 t.table_at = 0
         return 0
 
+    cdef int take_back(self, i64 n) except -1:
+        """Drop the `n` newest transitions, all of which are newer than any saved state.
+
+        Their places get back what they had before, from the file. What became too old since then is lost.
+        """
+        cdef Tiers* t = &self.tiers
+        cdef u8* users = <u8*>cnp.PyArray_DATA(self.users)
+        cdef i64 head = t.head - n, number, block
+        if n == 0:
+            return 0
+        self.check_whole()
+        with self.lock:
+            for number in range(max(head - t.hot_capacity, t.first), min(t.head - t.hot_capacity, head)):
+                memcpy(t.hot + number % t.hot_capacity * t.stride, find(t, number), t.stride)
+            # Blocks with one of them are in memory again, as a whole.
+            while t.n_written << t.shift > head:
+                t.n_written -= 1
+                t.table_at = (t.table_at if t.table_at else t.n_table) - 1
+                block = t.table[t.table_at]
+                users[block] &= ~CURRENT
+                self.free_from = min(self.free_from, block)
+                t.table[t.table_at] = -1
+            t.head = head
+            t.hot_at = head % t.hot_capacity
+        return 0
+
     cdef int refuse(self, str method) except -1:
         raise ValueError(
             f"MmapReplayBuffer.{method}: the buffer must be "

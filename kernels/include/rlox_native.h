@@ -29,7 +29,7 @@ extern "C" {
  * with arrays of its own. Component s of environment i is state[s * n + i]. */
 typedef struct rlox_batch_v1 {
     int64_t n;                /* N */
-    double *state;            /* (S, N) */
+    double *state;            /* (S, N), finite: a state with inf or NaN can be saved, but not restored */
     const uint64_t *keys;     /* (N) key of each environment's random numbers */
     const uint64_t *episodes; /* (N) number of the running episode, from 0 */
     const int64_t *steps;     /* (N) steps taken in the running episode so far */

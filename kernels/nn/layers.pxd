@@ -218,6 +218,11 @@ cdef inline f64 bounded(f64 x, f64 low, f64 high) noexcept nogil:
     return high if x > high else x
 
 
+cdef inline f64 legal(f64 x, f64 low, f64 high) noexcept nogil:
+    """Return `x` clipped to [low, high], and `low` for NaN, which no environment may be given."""
+    return (x if x < high else high) if x > low else low
+
+
 cdef inline f64 norm_of(cf32_r x, Py_ssize_t n) noexcept nogil:
     """Return the Euclidean norm, with sixteen partial sums in float64."""
     cdef Py_ssize_t i, j

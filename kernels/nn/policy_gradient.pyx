@@ -16,7 +16,7 @@ from rlox.kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
 from rlox.kernels.nn.actor_critic cimport (
     ActorCriticLearner, Data, Loss, Options, explained_variance, options_of,
 )
-from rlox.kernels.nn.layers cimport CHUNK, bounded, given, last_of, number, pack
+from rlox.kernels.nn.layers cimport CHUNK, given, last_of, legal, number, pack
 from rlox.kernels.signals cimport Watch, check_signals, watching
 from rlox.kernels.types cimport f32, f64, i64, u8
 
@@ -223,8 +223,8 @@ cdef class NativeActorCritic(ActorCriticLearner):
                     if self.gaussian:
                         for i in range(n):
                             for j in range(a):
-                                clipped_[i * a + j] = <f32>bounded(continuous[(t * n + i) * a + j], env.act_low[j],
-                                                                   env.act_high[j])
+                                clipped_[i * a + j] = <f32>legal(continuous[(t * n + i) * a + j], env.act_low[j],
+                                                                 env.act_high[j])
                         taken = clipped_
                     env.step(env.self, taken, obs_ + (t + 1) * n * d, rewards_ + t * n, terminated_ + t * n,
                              truncated_ + t * n, final_, return_ + t * n, length_ + t * n)

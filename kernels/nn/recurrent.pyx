@@ -179,8 +179,9 @@ cdef class RecurrentNetwork:
         return [numbers(array, shape, where, name) for array, (name, shape) in zip(arrays, self.parameters)]
 
     cdef void load(self, list arrays):
-        """Copy the parameters of the perceptrons into the block, and pack them."""
+        """Copy the parameters of the perceptrons into the block, and pack them; those of `pack` no longer hold."""
         cdef cnp.ndarray array
+        self.packed = None
         cdef f32* to = self.block
         cdef int first = 2 * self.trunk.n_layers
         for array in arrays[:first] + arrays[first + 4 * self.n_layers:]:
@@ -505,7 +506,6 @@ cdef class RecurrentNetwork:
         cdef cnp.ndarray read = x_, outputs
         with self.lock:
             if arrays is not None:
-                self.packed = None  # trunk and head are of these parameters now
                 self.load(arrays)
             elif self.packed is None:
                 raise ValueError(f"{where}: parameters must be given or packed before")

@@ -13,7 +13,7 @@ from libc.stdint cimport int32_t as i32
 from libc.string cimport memcpy, memset
 
 from rlox.kernels.nn.layers cimport (
-    CHUNK, Layer, Net, backward, bounded, build, forward, given, last_of, number, pack, padded, scratch, size_of, unpad,
+    CHUNK, Layer, Net, backward, bounded, build, forward, given, last_of, legal, number, pack, padded, scratch, size_of, unpad,
 )
 from rlox.kernels.nn.off_policy cimport Loop, close_loop, draw, open_loop, progress_of, take_in, whole
 from rlox.kernels.philox cimport fill_normal_f32, fill_uniform_f32
@@ -337,7 +337,7 @@ cdef class TwinCritics(BlockLearner):
                             position += <u64>(n * a + 3) // 4
                             for i in range(n):
                                 for j in range(a):
-                                    loop.actions[i * a + j] = <f32>bounded(loop.actions[i * a + j], low[j], high[j])
+                                    loop.actions[i * a + j] = <f32>legal(loop.actions[i * a + j], low[j], high[j])
                             take_in(&loop, loop.actions)
                         began = now()
                         if loop.env_steps >= loop.update_from:

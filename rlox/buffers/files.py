@@ -121,6 +121,8 @@ class ReplayFiles:
             files.append({**entry, "bytes": size, "joined": 0})
             self._newest = news["rows"][-1].tobytes()
         self._upto = now
+        if len(buffer) < min(now[0], buffer.capacity):  # its frames had no room for the oldest transitions
+            values["n_stored"] = len(buffer)
         return self._snapshot_of(files, values, arrays, {files[-1]["name"]: news} if grown else {})
 
     def _take_sequences(self, buffer: SequenceReplayBuffer) -> MemorySnapshot:
@@ -218,6 +220,7 @@ def _require_entry(entry: Any) -> None:
         and all(is_text(x) for x in entry["values"].values() if isinstance(x, str))
         and is_text(entry["values"].get("cold_path", ""))
         and is_count(entry["values"].get("next_frame", 0))
+        and is_count(entry["values"].get("n_stored", 0))
         and is_count(entry.get("start", 0))
         and isinstance(entry.get("files"), list)
         and all(isinstance(file, dict) and is_text(file.get("name")) for file in entry["files"])
@@ -313,7 +316,10 @@ def _set(
         entry, pieces, {name: own[name] for name in _BIG if name in own and (name != "rows" or len(buffer))}
     )
     rows = np.concatenate([piece["rows"] for piece in pieces]) if pieces else own["rows"][:0]
-    arrays = {**arrays, "rows": rows[max(0, len(rows) - buffer.capacity) :]}
+    # Files still contain transitions that the memory had dropped. rlox 0.12.0 did not save how many it kept.
+    n = min(values.get("n_stored", len(arrays.get("leaves", rows))), buffer.capacity)
+    values = {name: value for name, value in values.items() if name != "n_stored"}
+    arrays = {**arrays, "rows": rows[max(0, len(rows) - n) :]}
     if "next_frame" in values:
         slots, end = buffer.frame_slots, values["next_frame"]
         frames = np.zeros((min(end, slots), *own["frames"].shape[1:]), np.uint8)

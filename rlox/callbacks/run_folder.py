@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import os
 import re
 import time
@@ -18,7 +19,7 @@ from rlox import tracking
 from rlox.callbacks.checkpoint import CheckpointCallback
 from rlox.callbacks.evaluation import EvalCallback
 from rlox.callbacks.loggers import RecordLogger
-from rlox.checkpoint import one_line, run_files, versions
+from rlox.checkpoint import load_checkpoint, one_line, run_files, versions
 from rlox.collectors import reward_name
 from rlox.config import (
     DatasetConfig,
@@ -130,8 +131,24 @@ class RunFolder:
         if self._callbacks is None:
             self._callbacks = RecordLogger(record), CheckpointCallback(record.folder / "checkpoints")
             algorithm.callbacks.extend(self._callbacks)
+            self._callbacks[1].best = max(self._callbacks[1].best, best_score(record.folder))
         recorder, checkpoints = self._callbacks
         recorder.record, checkpoints.run = record, plain
+
+
+def best_score(folder: Path) -> float:
+    """Return the score of a run's ``best.safetensors``, which may be newer than its last checkpoint; -inf without one.
+
+    Raises ValueError if the file holds no score.
+    """
+    if not run_files.is_file(folder, "checkpoints/best.safetensors"):
+        return -math.inf
+    path = folder / "checkpoints" / "best.safetensors"
+    evaluation = load_checkpoint(path).header.get("evaluation")
+    score = evaluation.get("mean_return") if isinstance(evaluation, dict) else None
+    if not isinstance(score, (int, float)) or not math.isfinite(score):
+        raise ValueError(f"{path} must hold the evaluation it was saved for, got none; restore or delete it")
+    return score
 
 
 def run_folder(where: str, logger: Any) -> RunFolder | None:

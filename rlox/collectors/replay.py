@@ -128,8 +128,10 @@ class ReplayCollector(Collector):
         out = self._out
         try:
             self.env.step_all(actions, out)
-        except ValueError as e:
-            self._refuse_policy(e, actions)
+        except BaseException as e:
+            self._leave_half_step()
+            if isinstance(e, ValueError):
+                self._refuse_policy(e, actions)
             raise
         self._raw, out["obs"] = out["obs"], obs
         if self._mask is not None:

@@ -557,7 +557,11 @@ class RolloutCollector(Collector):
                     row = {name: array[t] for name, array in results.items()}
                     if masks is not None:
                         row["action_mask"] = masks[t + 1]
-                    self.env.step_all(taken, {"obs": after, "final_obs": final_obs, **row})
+                    try:
+                        self.env.step_all(taken, {"obs": after, "final_obs": final_obs, **row})
+                    except BaseException:
+                        self._leave_half_step()
+                        raise
                     before, self._raw = self._raw, after.copy() if normalize_obs else after
                     if isinstance(self.reward_fn, NativeReward):
                         self.reward_fn.apply_(before, taken, rewards[t])

@@ -33,12 +33,12 @@ class TensorNormalize(VecNormalize):
             self._merge_("obs", obs)
 
     def normalize_tensor(self, obs: torch.Tensor) -> torch.Tensor:
-        """Normalise observations (B, *obs_shape) to f32, without updating the statistics."""
+        """Normalise observations (B, *obs_shape) to f32, without updating the statistics. Infinite ones stay so."""
         if not self.obs:
             return obs
         mean, var = self._tensors["obs_mean"], self._tensors["obs_var"]
         scaled = (obs - mean) / (var + self.EPSILON).sqrt()
-        return scaled.clamp_(-self.clip_obs, self.clip_obs).float()
+        return torch.where(obs.isfinite(), scaled.clamp_(-self.clip_obs, self.clip_obs), obs).float()
 
     def normalize_step_(self, row: dict[str, torch.Tensor]) -> None:
         """Update the statistics with a step of `rlox.envs.tensor.vec_env.TensorVecEnv`, and normalise it in place."""
@@ -49,7 +49,8 @@ class TensorNormalize(VecNormalize):
             self._merge_("return", returns)
             returns.masked_fill_(row["terminated"] | row["truncated"], 0.0)
             scaled = rewards / (self._tensors["return_var"] + self.EPSILON).sqrt()
-            rewards.copy_(scaled.clamp_(-self.clip_rewards, self.clip_rewards))
+            scaled.clamp_(-self.clip_rewards, self.clip_rewards)
+            rewards.copy_(torch.where(rewards.isfinite(), scaled, rewards))
         if self.obs:
             for name in ("obs", "final_obs"):
                 row[name].copy_(self.normalize_tensor(row[name]))

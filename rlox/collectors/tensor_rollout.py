@@ -278,6 +278,8 @@ class TensorRolloutCollector(Collector):
         same = len(policies) == len(self._policies) and all(a is b for a, b in zip(policies, self._policies))  # noqa: B905
         if self._memory is None or not same or len(self._memory.rows) != n_steps:
             self._prepare(policies, n_steps)
+            if self._raw is not None:  # it may be normalised
+                self._raw = self.env.observe()
         memory: Any = self._memory
         if self._raw is None:
             self._raw = self.env.reset_all()

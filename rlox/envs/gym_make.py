@@ -140,7 +140,7 @@ def whole_games(wrappers: Sequence[Any]) -> list[Any]:
     items = []
     for item in wrappers:
         name, arguments = _split_item(item)
-        ends = name == "AtariPreprocessing" and arguments.pop("terminal_on_life_loss", False)
+        ends = re.split("[.:]", name)[-1] == "AtariPreprocessing" and arguments.pop("terminal_on_life_loss", False)
         items.append({name: arguments} if ends else item)
     return items
 
@@ -271,7 +271,7 @@ def _wrapper_class(name: str) -> Callable[..., Any]:
         return getattr(wrappers, name)
     try:
         target: Any = importlib.import_module(module)
-        return functools.reduce(getattr, attribute.split("."), target)
+        target = functools.reduce(getattr, attribute.split("."), target)
     except ImportError as e:
         raise ImportError(f"make_gym_env: wrapper {name!r} cannot be imported: {e}") from e
     except AttributeError as e:
@@ -279,6 +279,10 @@ def _wrapper_class(name: str) -> Callable[..., Any]:
         raise ValueError(
             f"make_gym_env: wrapper {name!r} does not exist in {module}; {nearest(attribute, public)}"
         ) from e
+    for refused, reason in _REFUSED_WRAPPERS.items():
+        if target is getattr(wrappers, refused, None):
+            raise ValueError(f"make_gym_env: wrappers must not contain {name}: {reason}")
+    return target
 
 
 def _convert_arguments(name: str, wrapper: Any, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -505,6 +505,11 @@ class ForeignEnvs:
         self.unrestorable_reason = group.unrestorable_reason
 
     @property
+    def at_rest(self) -> bool:
+        """Whether all copies have started and taken the same number of steps."""
+        return self._at_rest
+
+    @property
     def why_not(self) -> str | None:
         """Former name of `unrestorable_reason`."""
         warnings.warn("why_not is deprecated; use unrestorable_reason", DeprecationWarning, stacklevel=2)

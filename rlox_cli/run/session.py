@@ -21,6 +21,7 @@ from rlox import tracking
 from rlox.algorithms import entry_of, resolve
 from rlox.callbacks import AdviceCallback, Callback, CheckpointCallback, EvalCallback, TimeLimitCallback, TimingCallback
 from rlox.callbacks.loggers import RecordLogger
+from rlox.callbacks.run_folder import best_score
 from rlox.checkpoint import load_checkpoint, run_files, trained_for, versions
 from rlox.config import RunConfig
 from rlox.config.run import to_plain
@@ -289,7 +290,7 @@ class Session:
                     self.console.print(f"{name}: {text}")
             best_before = -math.inf
             if self.changed is not None:
-                best_before = _best_score(self.folder)
+                best_before = best_score(self.folder)
                 replan(self.algorithm, self.config, self.console, self.changed)
             for warning in training_warnings(self.algorithm, self.config, self.folder):
                 self._print(f"warning: {warning}")
@@ -523,18 +524,6 @@ def _resume_command(folder: Path) -> str:
 def may_pass(e: BaseException) -> bool:
     """Return whether the same training may succeed when retried: not if its input or its numbers are at fault."""
     return isinstance(e, (RuntimeError, OSError, MemoryError)) and not isinstance(e, NotImplementedError)
-
-
-def _best_score(folder: Path) -> float:
-    """Return the score of ``best.safetensors``, which may be newer than the checkpoint that is resumed."""
-    if not run_files.is_file(folder, "checkpoints/best.safetensors"):
-        return -math.inf
-    path = folder / "checkpoints" / "best.safetensors"
-    evaluation = load_checkpoint(path).header.get("evaluation")
-    score = evaluation.get("mean_return") if isinstance(evaluation, dict) else None
-    if not isinstance(score, (int, float)) or not math.isfinite(score):
-        raise ValueError(f"{shown(path)} must hold the evaluation it was saved for, got none; restore or delete it")
-    return score
 
 
 def _last_good(folder: Path) -> str:

@@ -372,3 +372,13 @@ def test_wrong_steps_are_named():
     ):
         with pytest.raises(ValueError, match=f"RecurrentNetwork.step: {message}"):
             kernel.step(*arguments_)
+
+
+def test_a_pass_with_other_parameters_ends_the_packed_ones():
+    kernel, parameters, given = kernel_arguments()
+    step = np.ones((3, 4), np.float32), np.zeros((3, 16), np.float32), np.zeros(3, bool), np.empty((3, 16), np.float32)
+    kernel.pack(parameters)
+    kernel.step(*step)
+    kernel.forward([2 * p for p in parameters], *given)
+    with pytest.raises(ValueError, match=r"RecurrentNetwork.step: parameters must be given or packed before"):
+        kernel.step(*step)

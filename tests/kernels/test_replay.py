@@ -632,3 +632,26 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = MACHINE
+
+
+def test_as_many_axes_as_a_batch_may_have():
+    shape = (1,) * 31
+    buffer = rlox.ReplayBuffer(4, None, 1, obs_shape=shape)
+    buffer.push(np.ones(shape, np.float32), [0.0], 0.0, False, False)
+    assert buffer.sample(2, 0)["obs"].shape == (2, *shape)
+    with pytest.raises(ValueError, match="ReplayBuffer: obs_shape must have at most 31 axes, got 32"):
+        rlox.ReplayBuffer(4, None, 1, obs_shape=(1, *shape))
+
+
+def test_saved_rows_depend_on_what_was_pushed_alone():
+    """Bytes are padded to whole words."""
+    states = []
+    for _ in range(2):
+        buffer = rlox.ReplayBuffer(3, 5, 1, obs_dtype=np.uint8)
+        # The same places are used again, after other bytes.
+        for number in (*(range(200, 203) if states else ()), 1, 2, 3):
+            buffer.push(np.full(5, number, np.uint8), [0.0], 0.0, False, False, np.full(5, number, np.uint8))
+        states.append(buffer.get_state()["rows"])
+    np.testing.assert_array_equal(*states)
+    padding = np.delete(states[0][0], [*range(5), *range(8, 13)])
+    assert set(padding[:6]) == {0}

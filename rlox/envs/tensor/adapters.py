@@ -169,6 +169,7 @@ class TorchVecEnv(DeviceVecEnv):
             raise ValueError(f"{where}: observations must be a Box, got {box}")
         action = read("single_action_space")
         obs_shape = (int(np.prod(box.shape)),)
+        self._first_action = int(getattr(action, "start", 0))
         if hasattr(action, "n"):
             spec = EnvSpec(obs_shape, n_actions=int(action.n))
         elif hasattr(action, "low") and len(action.shape) == 1:
@@ -188,7 +189,9 @@ class TorchVecEnv(DeviceVecEnv):
         return self._rows(obs)
 
     def _step(self, actions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        raw, rewards, terminated, truncated, info = self.env.step(actions)
+        raw, rewards, terminated, truncated, info = self.env.step(
+            actions + self._first_action if self._first_action else actions
+        )
         terminated, truncated = terminated.bool(), truncated.bool()
         obs = self._rows(raw)
         final = next((info[key] for key in _FINAL_KEYS if info.get(key) is not None), None)
