@@ -572,3 +572,23 @@ def test_gymnasium_evaluation_plays_whole_episodes():
     assert set(evaluation.summary()) == {
         *("mean_return", "std_return", "min_return", "max_return", "mean_length", "n_episodes")
     }
+
+
+def test_evaluations_every_so_many_steps_keep_their_distance_over_a_resume(tmp_path):
+    def steps_of(agent):
+        (callback,) = (c for c in agent.callbacks.callbacks if isinstance(c, EvalCallback))
+        return [step for step, _ in callback.evaluations]
+
+    whole = small(callbacks=[EvalCallback(n_episodes=1, every_steps=320)])
+    whole.train(1024)
+
+    class Stop(Callback):
+        def on_step(self, *, step, **info):
+            return step < 512
+
+    first = small(callbacks=[EvalCallback(n_episodes=1, every_steps=320), Stop()])
+    first.train(1024)
+    first.save(tmp_path / "a.safetensors")
+    second = PPO.from_checkpoint(tmp_path / "a.safetensors", callbacks=[EvalCallback(n_episodes=1, every_steps=320)])
+    second.train()
+    assert steps_of(second) == steps_of(whole)
