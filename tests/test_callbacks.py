@@ -592,3 +592,21 @@ def test_evaluations_every_so_many_steps_keep_their_distance_over_a_resume(tmp_p
     second = PPO.from_checkpoint(tmp_path / "a.safetensors", callbacks=[EvalCallback(n_episodes=1, every_steps=320)])
     second.train()
     assert steps_of(second) == steps_of(whole)
+
+
+def test_callbacks_work_in_a_loop_that_calls_on_step_alone(tmp_path):
+    policy = rlox.DiscretePolicy(4, 2)
+    evaluations = EvalCallback(every_steps=100, policy=policy, env_id="CartPole-v1", n_episodes=1)
+    checkpoints = CheckpointCallback(tmp_path, policy=policy, every_steps=100)
+    limit = TimeLimitCallback(0.01)
+    for step in range(50, 350, 50):
+        evaluations.on_step(step=step)
+        checkpoints.on_step(step=step)
+    assert [step for step, _ in evaluations.evaluations] == [100, 200, 300]
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "last.safetensors").is_file():  # another thread writes it
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert limit.on_step(step=1)
+    time.sleep(0.02)
+    assert not limit.on_step(step=2)

@@ -105,6 +105,8 @@ class CheckpointCallback(Callback):
         algorithm = _algorithm(self, algorithm, **info)
         if isinstance(algorithm, _HandWritten):
             algorithm.require("policy")  # fail now, not at the first save
+        if self._saved_step is None:  # a loop of one's own may call `on_step` alone
+            self.on_training_start(algorithm=algorithm)
         self._check_writes(algorithm)
         steps = algorithm.counters.steps - self._saved_step
         due = time.monotonic() - self._saved_at >= self.every_s or steps >= (self.every_steps or math.inf)

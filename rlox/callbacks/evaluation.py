@@ -208,6 +208,8 @@ class EvalCallback(Callback):
 
     def on_step(self, *, step: int, algorithm=None, metrics: dict[str, float] | None = None, **info: Any) -> bool:
         algorithm = _algorithm(self, algorithm, step, **info)
+        if self.every_steps is not None and not self._due:  # a loop of one's own may call `on_step` alone
+            self._due = [self.every_steps]
         if self._measuring:
             self._start_process_if_slow(algorithm, step, metrics or {})
         if self._pending:

@@ -82,6 +82,8 @@ class TimeLimitCallback(Callback):
         self._end, self.reached = time.monotonic() + self.seconds, False
 
     def on_step(self, *, algorithm=None, step: int | None = None, **info: Any) -> bool:
+        if self._end == math.inf:  # a loop of one's own may call `on_step` alone
+            self.on_training_start()
         if time.monotonic() < self._end:
             return True
         self.reached = True
