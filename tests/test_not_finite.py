@@ -199,3 +199,25 @@ def test_returns_of_several_steps_end_where_a_number_was_refused():
     first, last = rows["obs"][:, 0] // 1000, rows["next_obs"][:, 0] // 1000
     assert {1.0, 2.0} <= set(first.tolist())
     assert np.array_equal(first, last)
+
+
+class InfiniteEnd(gymnasium.Env):
+    """Its observation is infinite in the step of the time limit alone."""
+
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.array([0, np.inf if self.t == 5 else 0], np.float32), 1.0, False, self.t == 5, {}
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_an_infinite_observation_at_a_time_limit_is_named(normalize):
+    agent = rlox.PPO(InfiniteEnd, n_envs=2, n_steps=16, hidden_sizes=[8], normalize_obs=normalize)
+    with pytest.raises(FloatingPointError, match="observations must be finite, got inf in number 1 from environment 0"):
+        agent.train(64)

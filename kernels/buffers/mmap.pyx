@@ -628,8 +628,9 @@ cdef class MmapReplayBuffer:
         head = as_size(state["head"], "head", 0, where)
         n = as_size(state["n"], "n", 0, where)
         seams = as_seams(state.get("seams"), head, where)
-        if n > min(head, self.total_capacity):  # fewer after a full disk
-            raise ValueError(f"{where}: n must be at most min(head, total_capacity), got {n} for head {head}")
+        missing = min(head, self.total_capacity) - n  # after a full disk, less than a row of environments
+        if not 0 <= missing < self.n_envs:
+            raise ValueError(f"{where}: n must be min(head, total_capacity), got {n} for head {head}")
         next_ = as_size(state["next"], "next", -1, where)
         if next_ > 1 or (next_ < 0 and n):
             raise ValueError(f"{where}: next must be 0 or 1, or -1 in an empty buffer, got {next_}")

@@ -581,6 +581,9 @@ class RolloutCollector(Collector):
                     if b"\1" in truncated[t].tobytes():
                         which = np.flatnonzero(truncated[t])
                         states = final_obs[which]
+                        if normalizer is not None and not all_finite(states):
+                            final_obs[~truncated[t]] = 0
+                            self._refuse_numbers("observations", final_obs, self.env_steps + (t + 1) * self.n_envs)
                         limits.append(np.stack([np.full_like(which, t), which], 1))
                         reached.append(normalizer.normalize(states) if normalize_obs else states)  # type: ignore[union-attr]
                         if memories is not None:

@@ -19,7 +19,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.td3_bc": "50157925985a47a8 82a85f74fd2eab15",
     "rlox.checkpoint.counters": "2c46682c3de206a6 7c5deea6749ff7dc",
     "rlox.collectors.replay": "c06ebc9f4f4228e2 dcc6bcac68bacd05",
-    "rlox.collectors.rollout": "da17f7a134af7d30 31ef21096b23ab88",
+    "rlox.collectors.rollout": "1b5dfcb164ecf990 72dc49cd9a8ec8ab",
     "rlox.collectors.whole_sequences": "2b646f632dc25e1e c0c90851db313d63",
     "rlox.envs.spec": "e50b4b9763686bf5 4ad3d67c61dccd9d",
     "rlox.envs.tensor.sums": "50dccdb3fc28c7a9 aa149c6c38948fac",
