@@ -219,5 +219,5 @@ class InfiniteEnd(gymnasium.Env):
 @pytest.mark.parametrize("normalize", [False, True])
 def test_an_infinite_observation_at_a_time_limit_is_named(normalize):
     agent = rlox.PPO(InfiniteEnd, n_envs=2, n_steps=16, hidden_sizes=[8], normalize_obs=normalize)
-    with pytest.raises(FloatingPointError, match="observations must be finite, got inf in number 1 from environment 0"):
+    with pytest.raises(FloatingPointError, match=r"observations must be finite.*, got inf in number 1 from"):
         agent.train(64)

@@ -295,7 +295,8 @@ cdef class OfflineDatasetBuffer:
         names = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated")
         arrays = [state.pop(name) for name in names]
         normalize = bool(state.pop("normalize"))
-        return partial(OfflineDatasetBuffer, lazy=bool(self.lazy), **state), (*arrays, normalize)
+        known = {"lazy": bool(self.lazy), "metadata": self.metadata, "obs_mean": self.mean, "obs_std": self.std}
+        return partial(OfflineDatasetBuffer, **known, **state), (*arrays, normalize)
 
     @property
     def masked(self) -> bool:
@@ -554,13 +555,11 @@ cdef class OfflineDatasetBuffer:
                            "timesteps": timesteps, "terminated": terminated, "truncated": truncated, "mask": mask})
 
     def get_state(self) -> dict:
-        """Return the constructor's arrays (read-only, not copied) and ``normalize`` as 0 or 1; and if there are any,
-        masks, ``n_actions``, ``metadata``, ``obs_mean`` and ``obs_std``."""
-        optional = {"n_actions": self.n_actions, "metadata": self.metadata or None, "obs_mean": self.mean,
-                    "obs_std": self.std}
+        """Return the constructor's arrays (read-only, not copied), masks only if there are any, ``normalize`` as 0 or
+        1, and ``n_actions`` if actions are discrete. Moments of observations and metadata are no part of it."""
         return {"obs": self.obs, "next_obs": self.next_obs, "actions": self.actions, "rewards": self.rewards,
                 "terminated": self.terminated, "truncated": self.truncated, "normalize": int(self.normalized),
-                **self.masks, **{name: value for name, value in optional.items() if value is not None}}
+                **self.masks, **({} if self.n_actions is None else {"n_actions": self.n_actions})}
 
     def set_state(self, dict state not None) -> None:
         """Replace the dataset by a state from `get_state`; its arrays are kept, like those of the constructor.
@@ -569,7 +568,7 @@ cdef class OfflineDatasetBuffer:
         """
         where = "OfflineDatasetBuffer.set_state"
         keys = ["obs", "next_obs", "actions", "rewards", "terminated", "truncated", "normalize"]
-        optional = ("action_masks", "next_action_masks", "n_actions", "metadata", "obs_mean", "obs_std")
+        optional = ("action_masks", "next_action_masks", "n_actions")
         if set(state) != {*keys, *(name for name in optional if name in state)}:
             raise ValueError(
                 f"{where}: state must have the keys {', '.join(keys)}, got {sorted(map(str, state))}; "
@@ -579,7 +578,7 @@ cdef class OfflineDatasetBuffer:
             raise ValueError(f"{where}: normalize must be 0 or 1, got {state['normalize']}")
         self.load(where, state["obs"], state["next_obs"], state["actions"], state["rewards"], state["terminated"],
                   state["truncated"], bool(state["normalize"]), None, None, state.get("n_actions"), False,
-                  state.get("obs_mean"), state.get("obs_std"), state.get("metadata"),
+                  None, None, None,
                   state.get("action_masks"), state.get("next_action_masks"))
 
     cdef int refuse(self, str where) except -1:

@@ -152,11 +152,6 @@ class Collector:
             f"{bad[0]} at step {step:,}; fix the environment, or {remedy}"
         )
 
-    def _leave_half_step(self) -> None:
-        """Drop the running episodes if a step failed midway: some environments have moved, others have not."""
-        if not getattr(self.env, "at_rest", True):
-            self._raw = None
-
     def _refuse_policy(self, e: Exception, actions: np.ndarray | None) -> None:
         """Raise `Diverged` from `e` if the environments raised it because `actions` are not finite."""
         if actions is not None and not all_finite(actions):

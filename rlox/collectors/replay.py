@@ -128,10 +128,8 @@ class ReplayCollector(Collector):
         out = self._out
         try:
             self.env.step_all(actions, out)
-        except BaseException as e:
-            self._leave_half_step()
-            if isinstance(e, ValueError):
-                self._refuse_policy(e, actions)
+        except ValueError as e:
+            self._refuse_policy(e, actions)
             raise
         self._raw, out["obs"] = out["obs"], obs
         if self._mask is not None:
@@ -195,8 +193,8 @@ class ReplayCollector(Collector):
 
     def observe(self) -> np.ndarray:
         """Return the current observations ``(N, *obs_shape)``, not a copy. The first call starts the environments, and
-        so does the first one after a number was refused."""
-        if self._raw is None:
+        so does the first one after a number was refused or a step failed midway."""
+        if self._raw is None or not getattr(self.env, "at_rest", True):
             self._fed = None
             if self.exploration is not None:
                 self.exploration.end(np.ones(self.n_envs, np.bool_))

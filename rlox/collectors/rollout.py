@@ -418,7 +418,7 @@ class RolloutCollector(Collector):
             self._memory, self._is_first = acting.initial(n), np.ones(n, np.bool_)
         sampler = _Sampler(acting, self.rng, n_steps, n, self._memory, self._is_first, self.sequence_length)
 
-        if self._raw is None:
+        if self._raw is None or not getattr(self.env, "at_rest", True):  # or a step failed midway
             self._raw = self.env.reset_all()
             if acting.state_dim:
                 sampler.is_first = np.ones(n, np.bool_)
@@ -557,11 +557,7 @@ class RolloutCollector(Collector):
                     row = {name: array[t] for name, array in results.items()}
                     if masks is not None:
                         row["action_mask"] = masks[t + 1]
-                    try:
-                        self.env.step_all(taken, {"obs": after, "final_obs": final_obs, **row})
-                    except BaseException:
-                        self._leave_half_step()
-                        raise
+                    self.env.step_all(taken, {"obs": after, "final_obs": final_obs, **row})
                     before, self._raw = self._raw, after.copy() if normalize_obs else after
                     if isinstance(self.reward_fn, NativeReward):
                         self.reward_fn.apply_(before, taken, rewards[t])
@@ -581,11 +577,8 @@ class RolloutCollector(Collector):
                     if b"\1" in truncated[t].tobytes():
                         which = np.flatnonzero(truncated[t])
                         states = final_obs[which]
-                        if normalizer is not None and not all_finite(states):
-                            final_obs[~truncated[t]] = 0
-                            self._refuse_numbers("observations", final_obs, self.env_steps + (t + 1) * self.n_envs)
                         limits.append(np.stack([np.full_like(which, t), which], 1))
-                        reached.append(normalizer.normalize(states) if normalize_obs else states)  # type: ignore[union-attr]
+                        reached.append(normalizer.normalize(states) if normalize_obs and all_finite(states) else states)  # type: ignore[union-attr]
                         if memories is not None:
                             memories.append(sampler.memory[which])
         except (RuntimeError, ValueError) as e:

@@ -175,9 +175,7 @@ class EpisodeActor:
 
     def act(self, obs: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         """Return actions (N, …), not clipped, for observations (N, …) and masks of legal actions (N, n_actions)."""
-        seen = obs if self._transform is None else self._transform(obs)
-        if seen is not obs:
-            seen = np.ascontiguousarray(seen, np.float32)
+        seen = obs if self._transform is None else np.ascontiguousarray(self._transform(obs))
         policy, inputs = self._policy, Inputs(seen, mask, self._state, self._is_first)
         if self._deterministic:
             noise = None
