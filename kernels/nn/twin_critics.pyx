@@ -13,7 +13,8 @@ from libc.stdint cimport int32_t as i32
 from libc.string cimport memcpy, memset
 
 from rlox.kernels.nn.layers cimport (
-    CHUNK, Layer, Net, backward, bounded, build, forward, given, last_of, legal, number, pack, padded, scratch, size_of, unpad,
+    CHUNK, Layer, Net, backward, bounded, build, forward, given, last_of, legal, number, pack, padded, scratch, size_of,
+    unpad,
 )
 from rlox.kernels.nn.off_policy cimport Loop, close_loop, draw, open_loop, progress_of, take_in, whole
 from rlox.kernels.philox cimport fill_normal_f32, fill_uniform_f32
