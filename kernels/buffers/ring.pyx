@@ -121,7 +121,7 @@ cdef class Ring:
         if obs_shape is not None:
             if not isinstance(obs_shape, (tuple, list)) or not len(obs_shape):
                 raise TypeError(f"{where}: obs_shape must be a tuple of integers, got {obs_shape!r}")
-            if len(obs_shape) > 31:
+            if len(obs_shape) > 31:  # `output` has room for one more, the rows of a batch
                 raise ValueError(f"{where}: obs_shape must have at most 31 axes, got {len(obs_shape)}")
             obs_shape = tuple([self.positive(d, "obs_shape") for d in obs_shape])
         if obs_dim is not None or obs_shape is None:

@@ -178,7 +178,7 @@ class EvalCallback(Callback):
         if self.every_steps is not None:
             # A training that continues keeps the distance from the last evaluation.
             last = [step for step, _ in self.evaluations[-1:] if step <= c.steps]
-            self._due = [max(c.horizon_start, *last, 0) + self.every_steps]
+            self._due = [max([c.horizon_start, *last]) + self.every_steps]
         elif isinstance(algorithm, _HandWritten):
             raise TypeError(
                 "EvalCallback needs algorithm=…; pass algorithm=agent to on_training_start and on_step, or use "

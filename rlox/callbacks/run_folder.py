@@ -129,9 +129,10 @@ class RunFolder:
     def _attach(self, algorithm: Any, record: Record, plain: dict[str, Any]) -> None:
         """Let the algorithm write to `record`; the first time, add the callbacks that do so."""
         if self._callbacks is None:
-            self._callbacks = RecordLogger(record), CheckpointCallback(record.folder / "checkpoints")
+            checkpoints = CheckpointCallback(record.folder / "checkpoints")
+            self._callbacks = RecordLogger(record), checkpoints
             algorithm.callbacks.extend(self._callbacks)
-            self._callbacks[1].best = max(self._callbacks[1].best, best_score(record.folder))
+            checkpoints.best = max(checkpoints.best, best_score(record.folder))
         recorder, checkpoints = self._callbacks
         recorder.record, checkpoints.run = record, plain
 
