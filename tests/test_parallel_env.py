@@ -20,8 +20,10 @@ import pytest
 from gymnasium import spaces
 
 from rlox.envs import make_vec_env
+from rlox.envs import workers as env_workers
 from rlox.envs.gym_vec_env import GymVecEnv
 from rlox.envs.parallel_env import ParallelGymVecEnv
+from rlox.processes import parent
 
 # Workers cannot import a test module by its name; a user's main module is sent by value anyway.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -269,6 +271,22 @@ def test_a_killed_worker_is_noticed_though_another_is_busy():
     assert time.monotonic() - started < 15.0  # the busy step takes 30
     killer.wait()
     assert gone(processes)
+
+
+def test_a_worker_that_takes_long_is_named_once_and_waited_for(monkeypatch):
+    vec = ParallelGymVecEnv(lambda: Odd(limit=100), 4, workers=2)
+    vec.reset_all()
+    monkeypatch.setattr(env_workers, "LATE_AFTER", 0.3)
+    monkeypatch.setattr(parent, "LATE_AFTER", 0.3)
+    with pytest.warns(RuntimeWarning) as warned:
+        step = vec.step_all([0, 0, 4, 4])  # takes 1 s
+    assert step["episode_length"].tolist() == [1] * 4
+    assert [str(w.message) for w in warned] == [
+        f"ParallelGymVecEnv: worker 1 (pid {pids(vec)[1]}) has not answered for 0.3 s and is waited for: environments "
+        "2 to 3 of <lambda> are slow, or one of them hangs; Ctrl-C ends the wait"
+    ]
+    vec.step_all([0] * 4)
+    vec.close()
 
 
 @pytest.mark.slow

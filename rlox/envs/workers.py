@@ -9,6 +9,7 @@ import itertools
 import os
 import pickle
 import sys
+import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -18,7 +19,7 @@ from rlox.envs.registry import env_name, worker_imports
 from rlox.processes.channel import CREATE, FAILED
 from rlox.processes.failures import dumps, raise_packed
 from rlox.processes.memory import Layout, map_arrays, open_nameless
-from rlox.processes.parent import Child, ChildDied, stop_children
+from rlox.processes.parent import LATE_AFTER, Child, ChildDied, stop_children
 
 _CLOSE_WITHIN = 3.0  # seconds for environments to close before their worker is killed
 _CLOSE_AFTER_FAILURE_WITHIN = 0.2  # the same after a failure, when the caller waits for the error
@@ -194,22 +195,35 @@ class WorkerGroup:
         answers = []
         for child in self.children:
             try:
-                answered, value = child.receive(self.children)
+                answered, value = child.receive(self.children, self._warn_late)
                 while answered not in (kind, FAILED):  # an answer to a message from before an interrupt
-                    answered, value = child.receive(self.children)
+                    answered, value = child.receive(self.children, self._warn_late)
             except ChildDied as e:
                 self._failed = True
-                rows = self._rows[self.children.index(e.child)]
                 hint = f"{e.hint}: try fewer workers or envs" if e.hint else ""
-                raise RuntimeError(
-                    f"{self._where}: worker {self.children.index(e.child)} (pid {e.child.process.pid}) died ({e.how}) "
-                    f"with environments {rows.start} to {rows.stop - 1} of {env_name(self._env)}{hint}"
-                ) from None
+                worker, envs = self._name(e.child)
+                raise RuntimeError(f"{self._where}: {worker} died ({e.how}) with {envs}{hint}") from None
             if answered == FAILED:
                 self._failed = True
                 raise_packed(*value)
             answers.append(value)
         return answers
+
+    def _name(self, child: Child) -> tuple[str, str]:
+        """Return which worker a child is, and which environments it has."""
+        index = self.children.index(child)
+        rows = self._rows[index]
+        envs = f"environments {rows.start} to {rows.stop - 1} of {env_name(self._env)}"
+        return f"worker {index} (pid {child.process.pid})", envs
+
+    def _warn_late(self, child: Child) -> None:
+        worker, envs = self._name(child)
+        warnings.warn(
+            f"{self._where}: {worker} has not answered for {LATE_AFTER:g} s and is waited for: {envs} are slow, or "
+            "one of them hangs; Ctrl-C ends the wait",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def close(self) -> None:
         """End the workers; may be called again."""

@@ -12,13 +12,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlox.processes.channel import CREATE, Channel, encode
 from rlox.processes.interpreter import python_command
 
 _ALIVE_EVERY = 0.5  # seconds between two checks that the other processes are alive
+LATE_AFTER = 60.0  # seconds without an answer after which a child is late
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS")
 
 
@@ -86,8 +87,14 @@ class Child:
                     if self.process.poll() is not None:
                         return
 
-    def receive(self, siblings: Sequence[Child] = ()) -> tuple[bytes, Any]:
-        """Wait for the next message. Raises `ChildDied` if this child, or one of `siblings`, has died meanwhile."""
+    def receive(
+        self, siblings: Sequence[Child] = (), on_late: Callable[[Child], None] | None = None
+    ) -> tuple[bytes, Any]:
+        """Wait for the next message. Raises `ChildDied` if this child, or one of `siblings`, has died meanwhile.
+
+        `on_late` is called once with this child if the message has not come within `LATE_AFTER` seconds.
+        """
+        started = time.monotonic()
         while (message := self._channel.take()) is None:
             try:
                 self._channel.read()
@@ -96,6 +103,9 @@ class Child:
                 for child in (self, *siblings):
                     if child.process.poll() is not None:
                         raise ChildDied(child) from None
+                if time.monotonic() - started > LATE_AFTER and on_late is not None:
+                    on_late(self)
+                    on_late = None
             except EOFError:
                 raise ChildDied(self) from None
         return message
