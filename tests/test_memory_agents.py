@@ -1,6 +1,7 @@
 """Agents with a memory at the boundary of the library: acting, learning, saving."""
 
 import numpy as np
+import probes
 import pytest
 
 import rlox
@@ -90,6 +91,30 @@ def test_what_a_rollout_stores_is_what_the_policy_computes_step_by_step():
             torch.testing.assert_close(values, batch.values[rows], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(log_probs, batch.log_probs[rows], rtol=1e-4, atol=1e-4)
     assert int(batch.is_first.sum()) == 2
+
+
+def test_after_a_rollout_that_is_lost_new_episodes_start():
+    """The memory's state is that before the rollout, but the environments have moved."""
+    calls = []
+
+    def reward_fn(obs, actions, rewards):
+        calls.append(obs)
+        if len(calls) == 7:
+            raise RuntimeError("once")
+        return rewards
+
+    agent = rlox.PPO(
+        lambda: probes.Countdown(50), n_envs=2, n_steps=4, batch_size=8, memory="gru", hidden_sizes=[8],
+        reward_fn=reward_fn,
+    )  # fmt: skip
+    agent.collector.collect(agent.actor, 4)
+    with pytest.raises(RuntimeError, match="once"):
+        agent.collector.collect(agent.actor, 4)
+    assert agent.collector.state() is None
+    batch = agent.collector.collect(agent.actor, 4)
+    assert batch.obs[::2, 0].tolist() == [0, 1, 2, 3]
+    assert batch.is_first[:4].tolist() == [True, True, False, False]
+    assert not batch.memories[0].any()
 
 
 def test_minibatches_are_whole_sequences():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from outside_buffer import NewestBuffer
 
+from rlox import ReplayBuffer
 from rlox.collectors import ReplayCollector
 from rlox.nn.actors import QPolicy
 
@@ -115,3 +116,35 @@ def test_a_memory_without_n_step_returns_needs_no_cut():
     for seed in (0, 1):  # the second collector starts new episodes after the transitions of the first
         ReplayCollector("CartPole-v1", seed=seed).step(None, memory, random=True)
     assert len(memory) == 2
+
+
+class FailsOnce:
+    """A reward_fn that raises in its third call."""
+
+    calls = 0
+
+    def __call__(self, obs, actions, rewards):
+        self.calls += 1
+        if self.calls == 3:
+            raise RuntimeError("once")
+        return rewards
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_after_a_step_that_is_lost_new_episodes_start(n_step):
+    """The third step, which ends an episode, does not reach the memory: nothing may cross the gap."""
+    collector = ReplayCollector(lambda: probes.Countdown(3, True), n_envs=2, seed=0, reward_fn=FailsOnce())
+    collector.n_step = n_step
+    memory = ReplayBuffer(100, 1, 1, n_envs=2, n_step=n_step)
+    for step in range(9):
+        if step == 2:
+            with pytest.raises(RuntimeError, match="once"):
+                collector.step(None, memory, random=True)
+            assert collector.state() is None
+            assert collector.position() is None
+        else:
+            collector.step(None, memory, random=True)
+    rows = memory.gather(np.arange(len(memory)))
+    ahead = rows["next_obs"][:, 0] - rows["obs"][:, 0]
+    assert ((ahead >= 1) & (ahead <= n_step)).all()
+    np.testing.assert_allclose(rows["rewards"], (1 - 0.99**ahead) / (1 - 0.99), rtol=1e-5)

@@ -142,6 +142,33 @@ def test_an_interrupted_episode_is_truncated():
     assert not rows["state"].any()
 
 
+def test_a_step_that_is_lost_truncates_its_episode():
+    """The third step, which ends an episode, does not reach the memory."""
+    calls = []
+
+    def reward_fn(obs, actions, rewards):
+        calls.append(obs)
+        if len(calls) == 3:
+            raise RuntimeError("once")
+        return rewards
+
+    collector = SequenceCollector(lambda: probes.Countdown(3, True), n_envs=1, seed=0, reward_fn=reward_fn)
+    agent, memory = Counting(collector.spec), memory_for(collector)
+    for _ in range(2):
+        collector.step(agent, memory)
+    with pytest.raises(RuntimeError, match="once"):
+        collector.step(agent, memory)
+    assert collector.state() is None
+    for _ in range(2):
+        collector.step(agent, memory)
+    rows = rows_of(memory.get_state(), 0)
+    assert rows["obs"][:, 0].tolist() == [0, 1, 0, 1]
+    assert rows["truncated"].tolist() == [False, True, False, False]
+    assert rows["is_first"].tolist() == [True, False, True, False]
+    assert rows["rewards"].tolist() == [0, 1, 0, 1]
+    assert not rows["state"][2].any()
+
+
 def test_a_damaged_state_is_an_error():
     collector = SequenceCollector("CartPole-v1", n_envs=2, seed=0)
     agent, memory = Counting(collector.spec), memory_for(collector)

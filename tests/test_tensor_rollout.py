@@ -166,6 +166,27 @@ def test_an_interrupted_training_continues_exactly(cls, tmp_path):
     }
 
 
+def test_after_a_rollout_that_stops_midway_new_episodes_start(monkeypatch):
+    agent = PPO("CartPole-v1", **ON_DEVICE)
+    env, n_steps = agent.collector.env, []
+    agent.collector.collect(agent.actor, 4)
+
+    def step_all(actions, out):
+        n_steps.append(actions)
+        if len(n_steps) == 3:
+            raise KeyboardInterrupt
+        return type(env).step_all(env, actions, out)
+
+    monkeypatch.setattr(env, "step_all", step_all)
+    with pytest.raises(KeyboardInterrupt):
+        agent.collector.collect(agent.actor, 4)
+    assert agent.collector.state() is None
+    obs = agent.collector.collect(agent.actor, 4).obs.reshape(4, env.n_envs, 4)
+    assert (obs[0].abs() <= 0.05).all()  # as all first observations
+    after = env.observe().clone()
+    assert agent.collector.collect(agent.actor, 4).obs[: env.n_envs].equal(after)
+
+
 def test_a_training_goes_on_with_native_environments(tmp_path):
     """Their state and the position of the generators are the same, wherever they live."""
     there = PPO("CartPole-v1", **ON_DEVICE)

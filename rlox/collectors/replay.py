@@ -95,7 +95,7 @@ class ReplayCollector(Collector):
             self.spec.random_actions(self.rng, self.n_envs, self._mask) if random else self._explore(policy, obs)
         )
         legal = self._mask.astype(np.float32) if self.stores_masks and self._mask is not None else None
-        rewards = self._advance(obs, actions)
+        rewards, reached = self._advance(obs, actions)
         terminated, truncated, n = out["terminated"], out["truncated"], self.n_envs
         self.continue_in(buffer)
         stored = actions.reshape(n, -1).astype(np.float32, copy=False)
@@ -111,6 +111,7 @@ class ReplayCollector(Collector):
             **({"next_masks": out["final_action_mask"]} if self.spec.masked else {}),
         )
         self.remember_buffer(buffer)
+        self._raw = reached
         ended = terminated | truncated
         returns, lengths = self._end_episodes(ended)
         if self.normalizer is not None:
@@ -120,10 +121,12 @@ class ReplayCollector(Collector):
             self.exploration.end(ended)
         return returns, lengths
 
-    def _advance(self, obs: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Take `actions` at the observations `obs`; return the rewards (N,) f32, after `reward_fn` if there is one.
+    def _advance(self, obs: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Take `actions` at the observations `obs`; return the rewards (N,) f32, after `reward_fn` if there is one, and
+        the observations from which the next step starts.
 
-        The next observations are in ``_raw``, all other results in ``_out``.
+        All other results are in ``_out``. The caller sets ``_raw`` once the memory has the step: if it is lost, because
+        of an exception, new episodes start.
         """
         out = self._out
         try:
@@ -131,7 +134,7 @@ class ReplayCollector(Collector):
         except ValueError as e:
             self._refuse_policy(e, actions)
             raise
-        self._raw, out["obs"] = out["obs"], obs
+        self._raw, reached, out["obs"] = None, out["obs"], obs
         if self._mask is not None:
             self._mask, out["action_mask"] = out["action_mask"], self._mask
         rewards = out["rewards"]
@@ -147,7 +150,7 @@ class ReplayCollector(Collector):
             self._refuse_numbers("observations", out["final_obs"], self.env_steps)
         if not all_finite(rewards):
             self._refuse_numbers("rewards", rewards, self.env_steps)
-        return rewards
+        return rewards, reached
 
     def _end_episodes(self, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return returns and lengths of the episodes that `ended` (N,); observations after them must be finite."""

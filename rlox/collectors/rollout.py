@@ -449,8 +449,11 @@ class RolloutCollector(Collector):
         else:
             try:
                 limits, reached, limit_memories = self._step_by_step(sampler, obs, actions, frames, results, masks)
-            except RuntimeError as e:
-                self._refuse_width(e, policy)
+            except BaseException as e:
+                if sampler.memory is not None:
+                    self._raw = None  # the memory's state is that before the rollout, so new episodes start
+                if isinstance(e, RuntimeError):
+                    self._refuse_width(e, policy)
                 raise
 
         rewards_f32 = rewards.astype(np.float32)

@@ -51,7 +51,7 @@ class SequenceCollector(ReplayCollector):
         first = self._first
         carry = np.where(first[:, None], initial, carry)
         actions, taken, after = self._choose(policy, obs, carry, first, random)
-        rewards = self._advance(obs, actions)
+        rewards, reached = self._advance(obs, actions)
         ended = out["terminated"] | out["truncated"]
         over = np.flatnonzero(ended)
         no, yes = np.zeros(n, np.bool_), np.zeros(len(over), np.bool_)
@@ -70,6 +70,7 @@ class SequenceCollector(ReplayCollector):
         self.remember_buffer(buffer)
         self._carry, self._first = after, ended
         self._rewards = np.where(ended, np.float32(0), rewards)
+        self._raw = reached
         returns, lengths = self._end_episodes(ended)
         if self.normalizer is not None:
             self.normalizer.update(self._raw)

@@ -291,7 +291,11 @@ class TensorRolloutCollector(Collector):
         with torch.no_grad(), ExitStack() as modes:
             for policy in policies:
                 modes.enter_context(evaluating(policy))
-            self._graphed()
+            try:
+                self._graphed()
+            except BaseException:
+                self._raw = None  # the environments are somewhere in this rollout: new episodes start
+                raise
         episodes = self._read_episodes(memory)
         self.env_steps += n_steps * self.n_envs
         return episodes

@@ -88,6 +88,7 @@ class ZooCopies(env_state.EnvCopies):
         self._listed: list[list[Any]] = [[] for _ in range(n)]
         self._returns = [[0.0] * len(names) for _ in range(n)]
         self._alive = [np.zeros((n, len(group.agents)), np.bool_) for group in self.spec.groups]
+        self._present = [alive.copy() for alive in self._alive]  # with those that wait for their turn
         self._inspect()
 
     def _first_answer(self, i: int, seed: int) -> tuple[Any, Any]:
@@ -233,11 +234,12 @@ class ZooCopies(env_state.EnvCopies):
             if not self._live[i]:
                 over.append(i)
         self._check_finite(out, "final_obs", range(len(self.envs)))
-        for obs, final, alive, now in zip(out.obs, out.final_obs, out.alive, self._alive, strict=True):
+        for obs, final, present in zip(out.obs, out.final_obs, self._present, strict=True):
             obs[...] = final
+            if not present.all():
+                obs[~present] = 0
+        for alive, now in zip(out.alive, self._alive, strict=True):
             alive[...] = now
-            if not now.all():
-                obs[~now] = 0
         if self._reads_state:
             out.state[...] = out.final_state
         else:
@@ -344,11 +346,12 @@ class ZooCopies(env_state.EnvCopies):
 
     def _mark_alive(self, i: int) -> None:
         """Mark the agents that act next: all that live, or where they take turns the one whose turn it is."""
-        for alive in self._alive:
-            alive[i] = False
+        for flags in (*self._alive, *self._present):
+            flags[i] = False
         for agent in self._live[i]:
             turn = not self.spec.turns or agent.name == self.envs[i].aec_env.agent_selection
             self._alive[agent.group][i, agent.column] = turn
+            self._present[agent.group][i, agent.column] = True
 
     def _put_masks(self, i: int, obs: Any, infos: Any, out: MultiAgentStep) -> None:
         """Write the masks of legal actions for the agents of copy `i` that act next."""

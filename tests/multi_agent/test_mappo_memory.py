@@ -12,6 +12,7 @@ from recorded_agents import Recorded, are_equal, copy_weights, remove_bounds
 from torch import nn
 
 import rlox
+from rlox.multi_agent import make_multi_agent_env
 from rlox.multi_agent.turns import estimate_turns
 from rlox.nn.acting import Inputs
 from rlox.nn.memory import MemoryNetwork
@@ -311,3 +312,16 @@ def test_a_game_of_turns_is_learned_and_evaluated(options):
     for deterministic in (True, False):
         returns = algorithm.evaluate(3, deterministic=deterministic).agent_returns  # illegal moves are errors
         assert not returns.sum(1).any()
+
+
+def test_a_central_critic_sees_the_agents_that_wait_for_their_turn():
+    """Each agent sees its own pieces first, so the halves of the joined observations mirror each other."""
+    env = make_multi_agent_env(TICTACTOE, 1, seed=0)
+    step = env.reset_all()
+    for n_moves in range(5):
+        first, second = step.state.reshape(2, 3, 3, 2)
+        assert np.array_equal(first, second[..., ::-1])
+        assert first.sum() == n_moves
+        legal = step.masks[0][0, step.alive[0][0].argmax()]
+        step = env.step_all([np.full((1, 2), legal.argmax())])
+        assert np.array_equal(step.final_state, step.state)
