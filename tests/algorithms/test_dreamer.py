@@ -12,6 +12,7 @@ from rlox.algorithms import DreamerV3
 from rlox.nn.acting import Inputs
 from rlox.nn.batch import SequenceBatch
 from rlox.world_models.acting import DreamerPolicy
+from rlox.world_models.laprop import LEAST_NORM
 
 SMALL = {
     "deter_dim": 16, "hidden_dim": 12, "stoch_dim": 3, "stoch_classes": 4, "batch_size": 3, "seq_len": 6,
@@ -57,8 +58,19 @@ def bce(logit, target):
     return np.logaddexp(0, logit) - target * logit
 
 
-def test_the_losses_of_an_update():
-    algorithm = made(gamma=0.9, gae_lambda=0.8, ent_coef=0.1)
+def test_the_losses_of_an_update(monkeypatch):
+    algorithm = made(
+        gamma=0.9, gae_lambda=0.8, ent_coef=0.1, free_nats=0.05, vector_coef=3.0, kl_coef=0.7, kl_balance=0.3,
+        slow_coef=0.4, return_rate=0.9, vf_coef=1.7, replay_vf_coef=0.6,
+    )  # fmt: skip
+    total, compute = [], algorithm.loss
+
+    def loss(*arguments):
+        found, metrics = compute(*arguments)
+        total.append(found.item())
+        return found, metrics
+
+    monkeypatch.setattr(algorithm, "loss", loss)
     given, generator = batch(algorithm), algorithm.rng.get_state()
     policy, heads, slow = (
         copy.deepcopy(m).double() for m in (algorithm.policy, algorithm.heads, algorithm.slow_critic)
@@ -87,7 +99,7 @@ def test_the_losses_of_an_update():
         wide = (obs - obs.mean((0, 1))) / obs.std((0, 1))
         target = np.sign(wide) * np.log1p(np.abs(wide))
         expected["reconstruction_loss"] = ((predicted - target) ** 2).sum(-1).mean()
-        dyn, rep, *_ = policy.rssm.kl(states.deter, post, 1.0)
+        dyn, rep, *_ = policy.rssm.kl(states.deter, post, 0.05)
         expected |= {"dynamics_loss": dyn.mean().item(), "representation_loss": rep.mean().item()}
 
         # Imagination, step by step.
@@ -113,13 +125,14 @@ def test_the_losses_of_an_update():
         weights = np.empty((H, T * B))
         for t in range(H):
             weights[t] = going[: t + 1].prod(0)  # including the discount of the starting state
-        spread = 0.01 * (np.quantile(returns[:H], 0.95) - np.quantile(returns[:H], 0.05))
+        spread = 0.9 * (np.quantile(returns[:H], 0.95) - np.quantile(returns[:H], 0.05))
+        assert spread > 1.0
         advantages = (returns[:H] - values[:H]) / max(1.0, spread)
         log_probs, entropy = (x.numpy() for x in policy.actor.distribution(feats[:H], torch.stack(taken)))
         expected["policy_loss"] = -(weights * (log_probs * advantages + 0.1 * entropy)).mean()
         both = [tensor(returns[:H]), slow.mean(slow(feats[:H]))]
         errors = heads.critic.loss(heads.critic(feats[:H]), *both).numpy()
-        expected["value_loss"] = (weights * errors.sum(-1)).mean()
+        expected["value_loss"] = (weights * (errors[..., 0] + 0.4 * errors[..., 1])).mean()
 
         # The loss of the critic on replayed states.
         boot = returns[0].reshape(T, B)
@@ -132,10 +145,14 @@ def test_the_losses_of_an_update():
             seen[t] = rewards[t + 1] + 0.9 * (1 - terminated[t + 1]) * ahead
         both = [tensor(seen[:-1]), slow.mean(slow(feat))[:-1]]
         errors = heads.critic.loss(heads.critic(feat)[:-1], *both).numpy()
-        expected["replay_value_loss"] = ((1 - over[:-1]) * errors.sum(-1)).mean()
+        expected["replay_value_loss"] = ((1 - over[:-1]) * (errors[..., 0] + 0.4 * errors[..., 1])).mean()
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, rel=2e-4, abs=2e-5), name
     assert metrics["imagined_return"] == pytest.approx(returns[:H].mean(), rel=1e-4, abs=1e-5)
+    coefs = {"reconstruction_loss": 3.0, "dynamics_loss": 0.7 * 0.3, "representation_loss": 0.7 * 0.7}
+    coefs |= {"value_loss": 1.7, "replay_value_loss": 0.6}
+    weighted = sum(coefs.get(name, 1.0) * value for name, value in expected.items())
+    assert total == [pytest.approx(weighted, rel=2e-4)]
 
 
 def moved(one, other, module):
@@ -145,18 +162,20 @@ def moved(one, other, module):
 
 
 def test_imagined_losses_train_only_actor_and_critic_and_the_replayed_one_trains_the_model():
-    plain, imagined, replayed = made(), made(vf_coef=3.0, ent_coef=0.5), made(replay_vf_coef=2.0)
-    for algorithm in (plain, imagined, replayed):
+    plain, valued, acted, replayed = made(), made(vf_coef=3.0), made(ent_coef=0.5), made(replay_vf_coef=2.0)
+    for algorithm in (plain, valued, acted, replayed):
         algorithm.update(batch(algorithm))
-    names = moved(plain, imagined, "policy") | moved(plain, imagined, "heads")
-    assert names
-    assert all(name.startswith(("actor.", "critic.")) for name in names)
+    for changed, part in ((valued, "critic."), (acted, "actor.")):
+        names = moved(plain, changed, "policy") | moved(plain, changed, "heads")
+        assert names
+        assert all(name.startswith(part) for name in names)
     assert any(name.startswith("rssm.") for name in moved(plain, replayed, "policy"))
     assert not any(name.startswith("actor.") for name in moved(plain, replayed, "policy"))
 
 
 def test_one_update_moves_every_parameter_and_the_slow_critic_after_it():
-    algorithm, still = made(free_nats=0.0), made()  # below the free nats the prior has no gradient
+    # Below the free nats the prior has no gradient.
+    algorithm, still = made(free_nats=0.0, slow_rate=0.3), made()
     before = {k: v.clone() for k, v in algorithm.slow_critic.state_dict().items()}
     algorithm.update(batch(algorithm))
     for module in ("policy", "heads"):
@@ -164,7 +183,16 @@ def test_one_update_moves_every_parameter_and_the_slow_critic_after_it():
         assert not untouched
     critic = algorithm.heads.critic.state_dict()
     for name, slow in algorithm.slow_critic.state_dict().items():
-        torch.testing.assert_close(slow, before[name] + 0.02 * (critic[name] - before[name]), rtol=0, atol=1e-6)
+        torch.testing.assert_close(slow, before[name] + 0.3 * (critic[name] - before[name]), rtol=0, atol=1e-6)
+
+
+def test_gradients_are_clipped_to_a_share_of_the_weights():
+    algorithm = made(gradient_clip=0.002)
+    parameters = [*algorithm.policy.parameters(), *algorithm.heads.parameters()]
+    most = [0.002 * max(p.detach().norm().item(), LEAST_NORM) for p in parameters]
+    algorithm.update(batch(algorithm))
+    shares = [p.grad.norm().item() / limit for p, limit in zip(parameters, most, strict=True)]
+    assert max(shares) == pytest.approx(1.0, rel=1e-4)
 
 
 def test_training_writes_updated_states_into_the_memory():

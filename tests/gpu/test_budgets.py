@@ -27,7 +27,10 @@ def test_neither_a_step_nor_an_update_of_a_resident_training_waits_more_than_onc
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_work_of_the_host_stays_within_its_limits(name, pretended):
-    for part, work in spent(name).items():
+    found = spent(name)
+    assert found.keys() == BUDGETS[name].keys()
+    for part, work in found.items():
+        assert work.keys() == BUDGETS[name][part].keys()
         for kind, number in work.items():
             limit = BUDGETS[name][part][kind]
             assert number <= 1.03 * limit + 0.1, f"{name}: {part}: {number} x {kind}, the limit is {limit}"
