@@ -93,7 +93,7 @@ def test_ppo_and_its_trainer():
     from rlox.trainers import PPOTrainer
 
     metrics = PPO("CartPole-v1", n_envs=8, seed=42).train(total_timesteps=20_000)
-    assert f"{metrics['mean_reward']:.1f}"
+    assert np.isfinite(metrics["mean_reward"])
     assert metrics["mean_reward"] > 30  # random: 22
     assert PPOTrainer(env="CartPole-v1", seed=42).train(total_timesteps=20_000)["mean_reward"] == metrics["mean_reward"]
 
@@ -251,7 +251,7 @@ def test_announcement():
     from rlox.trainers import PPOTrainer
 
     metrics = PPOTrainer(env="CartPole-v1", seed=42).train(total_timesteps=5_000)
-    assert f"{metrics['mean_reward']:.1f}"
+    assert np.isfinite(metrics["mean_reward"])
     env = rlox.VecEnv(n=256, seed=42, env_id="CartPole-v1")
     result = env.step_all(np.zeros(256, np.int64))
     assert result["obs"].shape == (256, 4)
@@ -409,7 +409,7 @@ def test_dqn_plain_and_with_parts_of_rainbow():
     assert plain.train(total_timesteps=1_200)["mean_reward"] > 9
     rainbow = DQN("CartPole-v1", double_dqn=True, dueling=True, n_step=3, prioritized=True, seed=42)
     metrics = rainbow.train(total_timesteps=1_200)
-    assert f"{metrics['mean_reward']:.1f}"
+    assert np.isfinite(metrics["mean_reward"])
     assert rainbow.predict(np.zeros(4, np.float32)) in (0, 1)
 
 
@@ -503,7 +503,7 @@ def test_sac_and_td3_as_documented():
     assert sac.train(total_timesteps=250)["mean_reward"] < 0
     td3 = TD3("Pendulum-v1", policy_delay=2, target_noise=0.2, noise_clip=0.5, seed=42)
     metrics = td3.train(total_timesteps=250)
-    assert f"{metrics['mean_reward']:.1f}"
+    assert np.isfinite(metrics["mean_reward"])
     for algorithm in (sac, td3):
         assert algorithm.predict(np.zeros(3, np.float32)).shape == (1,)
 

@@ -178,7 +178,7 @@ def test_ppo_loss_combines_its_parts():
     loss, m = PPOLoss(0.2, vf_coef=0.7, ent_coef=0.03)(policy, obs, actions, old_log_probs, adv, ret, values)
     torch.testing.assert_close(loss.detach(), m["policy_loss"] + 0.7 * m["value_loss"] - 0.03 * m["entropy"])
     assert set(m) == {"policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
-    assert f"{m['policy_loss']:.3f}"
+    assert np.isfinite(m["policy_loss"])
     assert m["approx_kl"].abs() < 1e-6
 
 

@@ -20,7 +20,7 @@ def n_steps(name):
 
 
 @pytest.mark.parametrize("name", often(ONLINE, ("ppo",)))
-def test_a_compiled_training_equals_that_of_the_cpu(name):
+def test_a_compiled_training_equals_one_that_is_not_compiled(name):
     kind = {"precision": "float32"} if of_sequences(name) else {}
     kind |= {"n_epochs": 2, "batch_size": 16} if name == "ppo" else {}
     ours = make(name, device="cuda", compile=True, **kind)
