@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,28 +10,74 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import few_steps
+from rlox.config import SACConfig
+from rlox.config.off_policy import BufferConfig
 from rlox_cli.config.compose import compose_jobs
 
-NAMES = {"n_critics": "n_critics", "top_quantiles_to_drop_per_net": "drop_quantiles", "net_arch": "hidden_sizes"}
+NAMES = {
+    "top_quantiles_to_drop_per_net": "drop_quantiles",
+    "net_arch": "hidden_sizes",
+    "activation_fn": "activation",
+}
+# What the peers' classes do without being told, by our names. They have no other option that ours have.
+PEERS_OWN = {
+    "train_freq": 1, "gradient_steps": 1, "max_grad_norm": None, "auto_entropy": True, "ent_coef": 1.0,
+    "target_entropy": None, "entropy_per_action": -1.0, "n_critics": 2, "adam_beta1": 0.9, "adam_beta2": 0.999,
+    "weight_decay": 0.0, "learning_rate_schedule": "constant", "exploration_noise": 0.0, "policy_delay": 1,
+    "critic_head": "mean", "policy_value": "min", "critic_norm": "none", "actor_norm": "none", "target_network": True,
+}  # fmt: skip
+PEERS_OWN_OF = {
+    "sac": {},
+    "tqc": {"critic_head": "quantile", "policy_value": "mean"},
+    "crossq": {
+        "critic_norm": "batch_renorm", "actor_norm": "batch_renorm", "norm_after": True, "renorm_warmup": 100_000,
+        "target_network": False, "adam_beta1": 0.5,
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("cell", [cell for cell in few_steps.CELLS if cell.split("-")[0] in few_steps.PEERS])
-def test_both_sides_have_the_same_settings(cell):
-    (job,) = compose_jobs([], few_steps.our_words(cell))
-    theirs, c = few_steps.their_settings(cell), job.config.algo
-    assert (theirs["env"], theirs["steps"], theirs["n_envs"]) == (job.config.env.id, job.config.total_timesteps, 1)
-    arguments = dict(theirs["kw"])
-    assert arguments.pop("buffer_size") == job.config.buffer.size
-    policy = arguments.pop("policy_kwargs")
-    widths = policy.pop("net_arch")
-    actor, critic = (widths["pi"], widths["qf"]) if isinstance(widths, dict) else (widths, widths)
-    assert (actor, critic) == (c.hidden_sizes, c.critic_hidden_sizes or c.hidden_sizes)
-    assert policy.pop("activation_fn") == c.activation
+def peers_settings(cell):
+    """Return the settings of the peer's algorithm and of its memory by our names: those of `few_steps.py`, then the
+    peer's own, then our defaults of options that it does not have."""
+    arguments = few_steps.their_settings(cell)["kw"]
+    arguments |= arguments.pop("policy_kwargs")
+    memory = {**asdict(BufferConfig()), "size": arguments.pop("buffer_size")}
     if isinstance(rate := arguments["learning_rate"], dict):
         arguments["learning_rate"] = rate["falls_from"]
-        arguments["learning_rate_schedule"], arguments["learning_rate_end"] = "linear", rate["to"] / rate["falls_from"]
-    for name, value in {**arguments, **policy}.items():
-        assert value == getattr(c, NAMES.get(name, name)), name
+        arguments |= {"learning_rate_schedule": "linear", "learning_rate_end": rate["to"] / rate["falls_from"]}
+    if isinstance(widths := arguments["net_arch"], dict):
+        arguments |= {"net_arch": widths["pi"], "critic_hidden_sizes": widths["qf"]}
+    given = {NAMES.get(name, name): value for name, value in arguments.items()}
+    return {**asdict(SACConfig()), **PEERS_OWN, **PEERS_OWN_OF[cell.split("-")[0]], **given}, memory
+
+
+CELLS = [cell for cell in few_steps.CELLS if cell.split("-")[0] in few_steps.PEERS]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_both_sides_have_the_same_settings(cell):
+    (job,) = compose_jobs([], few_steps.our_words(cell))
+    c, theirs = job.config, few_steps.their_settings(cell)
+    assert (theirs["env"], theirs["steps"], theirs["n_envs"]) == (c.env.id, c.total_timesteps, c.env.n_envs)
+    assert c.env.kwargs == theirs["env_kwargs"]
+    assert (c.env.wrappers, c.env.reward_fn, theirs["normalize"]) == ([], None, None)
+    algorithm, memory = peers_settings(cell)
+    assert asdict(c.algo) == algorithm
+    assert asdict(c.buffer) == memory
+
+
+def test_settings_of_one_side_alone_are_seen():
+    ours = {
+        "algo.gradient_steps": 4, "algo.auto_entropy": "false", "algo.ent_coef": 0.7, "algo.adam_beta2": 0.5,
+        "algo.weight_decay": 0.3, "algo.target_entropy": -9, "algo.normalize_rewards": "true", "buffer.n_step": 3,
+    }  # fmt: skip
+    words = [*few_steps.our_words("sac-Hopper-v5"), *(f"{name}={value}" for name, value in ours.items())]
+    (job,) = compose_jobs([], words)
+    seen = set()
+    sections = {"algo": job.config.algo, "buffer": job.config.buffer}
+    for (section, config), theirs in zip(sections.items(), peers_settings("sac-Hopper-v5"), strict=True):
+        seen |= {f"{section}.{name}" for name, value in asdict(config).items() if value != theirs[name]}
+    assert seen == set(ours)
 
 
 def learned(folder, label, finals, first_seed=100, settings=None):
@@ -114,14 +161,30 @@ def test_results_of_other_settings_or_runs_do_not_merge(tmp_path):
     assert not (tmp_path / "all.json").exists()
 
 
-def test_trainings_of_the_peer_are_compared_with_if_they_have_one_of_the_seeds(monkeypatch):
+def test_trainings_of_the_peer_with_other_settings_do_not_merge(tmp_path):
+    settings, paths = few_steps.their_settings("sac-Hopper-v5"), []
+    for seed, gamma in ((100, 0.99), (101, 0.9)):
+        other = {**settings, "kw": {**settings["kw"], "gamma": gamma}}
+        record = {"cell": "sac-Hopper-v5", "seed": seed, "settings": other, "sb3": "2.9.2", "evaluations": []}
+        paths.append(tmp_path / f"{seed}.json")
+        paths[-1].write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"101\.json: sac-Hopper-v5 has other settings"):
+        few_steps.merge(tmp_path / "all.json", paths)
+    assert not (tmp_path / "all.json").exists()
+
+
+def test_trainings_of_the_peer_are_compared_with_if_they_have_one_of_the_seeds(tmp_path, monkeypatch):
     typed = []
     monkeypatch.setattr(few_steps.subprocess, "run", lambda words, cwd: typed.append(words) or done)
+    monkeypatch.setattr(few_steps, "HERE", tmp_path)
     done = few_steps.subprocess.CompletedProcess([], 0)
-    (recorded,) = (few_steps.HERE / "few_steps").glob("sac-Hopper-v5-s*.json")
-    seed = int(recorded.stem.rpartition("-s")[2])
-    few_steps.learn("sac-Hopper-v5", ["--first-seed", str(seed - 1), "--seeds", "2"])
-    few_steps.learn("sac-Hopper-v5", ["--first-seed", str(seed + 1), "--seeds=2"])
-    few_steps.learn("redq-Hopper-v5", [])
-    assert ["--against" in words for words in typed] == [True, False, False]
-    assert typed[1][-3:] == ["--first-seed", str(seed + 1), "--seeds=2"]
+    (tmp_path / "few_steps").mkdir()
+    (tmp_path / "few_steps/sac-Hopper-v5-s103.json").write_text("{}")
+    few_steps.learn("sac-Hopper-v5", ["--first-seed", "102", "--seeds", "2"])
+    few_steps.learn("sac-Hopper-v5", [])  # seeds 100 to 104
+    few_steps.learn("sac-Hopper-v5", ["--first-seed", "104", "--seeds=2"])
+    few_steps.learn("sac-Hopper-v5", ["--seeds=3"])
+    few_steps.learn("sac-Ant-v5", [])
+    assert ["--against" in words for words in typed] == [True, True, False, False, False]
+    assert typed[0][typed[0].index("--reference") + 1] == str(tmp_path / "few_steps")
+    assert typed[2][-3:] == ["--first-seed", "104", "--seeds=2"]

@@ -147,7 +147,7 @@ class ActorCriticAlgorithm(OffPolicyAlgorithm):
 
     @property
     def _renormalizes(self) -> bool:
-        """Whether the next update renormalises batches instead of only normalising them."""
+        """Whether norms that can renormalise a batch do so in the next update, instead of only normalising it."""
         c = self.config
         return "batch_renorm" in (c.critic_norm, c.actor_norm) and self.counters.updates >= c.renorm_warmup
 

@@ -52,6 +52,8 @@ class BatchNorm(nn.Module):
         Features F.
     n_networks : int, optional
         Networks N; None: a single one, without that axis.
+    may_renormalize : bool
+        Whether `use_batch` can switch to renormalisation.
 
     Attributes
     ----------
@@ -59,9 +61,10 @@ class BatchNorm(nn.Module):
         Running statistics, of which each batch becomes a part of `MOMENTUM`. The variance is the biased one.
     """
 
-    def __init__(self, width: int, n_networks: int | None = None):
+    def __init__(self, width: int, n_networks: int | None = None, may_renormalize: bool = True):
         super().__init__()
         shape = (1, width) if n_networks is None else (n_networks, 1, width)
+        self.may_renormalize = may_renormalize
         self.scale = nn.Parameter(torch.ones(shape, device="cpu"))
         self.shift = nn.Parameter(torch.zeros(shape, device="cpu"))
         self.register_buffer("mean", torch.zeros(shape, device="cpu"))
@@ -70,7 +73,7 @@ class BatchNorm(nn.Module):
 
     def use_batch(self, renormalize: bool, learn: bool) -> None:
         """Normalise by the statistics of each batch from now on, and `learn` them as running ones."""
-        self._uses_batch, self._renormalizes, self._learns = True, renormalize, learn
+        self._uses_batch, self._renormalizes, self._learns = True, renormalize and self.may_renormalize, learn
 
     def leave_batch(self) -> None:
         """Normalise by running statistics from now on."""
@@ -207,7 +210,7 @@ class RMSNorm(nn.Module):
 
 def make_norm(kind: str, width: int, n_networks: int | None = None) -> BatchNorm | LayerNorm:
     """Return the layer for a configuration's ``layer``, ``batch`` or ``batch_renorm``."""
-    return (LayerNorm if kind == "layer" else BatchNorm)(width, n_networks)
+    return LayerNorm(width, n_networks) if kind == "layer" else BatchNorm(width, n_networks, kind == "batch_renorm")
 
 
 @contextmanager
