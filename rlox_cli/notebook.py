@@ -17,7 +17,7 @@ import numpy as np
 
 from rlox.evaluation.html import Line, draw_curves, write_table
 from rlox_cli.records.runs import Group, Run, choose_metric, group_runs, metric_name, read_runs, short, units
-from rlox_cli.report.compare import compare
+from rlox_cli.report.compare import compare, read_side
 from rlox_cli.report.picture import cells, curve, summarise
 
 
@@ -61,7 +61,7 @@ class Runs(Sequence[Run]):
             lines = [_line(group, self.metric) for group in of_env]
             count = units(run for group in of_env for run in group.runs)
             parts.append(draw_curves(lines, count, f"{env}: {metric_name(self.metric)}"))
-        parts += [f"<div><small>{note}</small></div>" for note in map(escape, self.notes)]
+        parts += _small(self.notes)
         return "\n".join(parts)
 
 
@@ -91,6 +91,7 @@ class Comparison(Mapping[str, Any]):
             parts.append(write_table(["what differs", "A", "B"], rows))
         for env, one in self["environments"].items():
             parts.append(f"<p><b>{escape(env)}</b>: {escape(one['verdict']['sentence'])}</p>")
+            parts += _small(one["notes"])
             rows = [
                 [name.replace("_", " "), *(short(row.get(key)) for key in ("a", "b", "difference", "low", "high"))]
                 for name, row in one["metrics"].items()
@@ -101,6 +102,7 @@ class Comparison(Mapping[str, Any]):
                 for name, side in zip("AB", self.sides, strict=True)
             ]
             parts.append(draw_curves(lines, one["unit"], metric_name(self["metric"])))
+        parts += _small([note for side in self.sides for note in side.notes])
         return "\n".join(parts)
 
 
@@ -137,8 +139,16 @@ def compare_runs(
         If a side has no runs, or they have no environment in common.
     """
     chosen = choose_metric(metric, (Path(a), Path(b)))
-    sides = open_runs(a, metric=chosen), open_runs(b, metric=chosen)
-    return Comparison(compare(list(sides[0]), list(sides[1]), chosen, threshold), sides)
+    (ours, ours_notes), (theirs, theirs_notes) = (read_side(Path(path), chosen) for path in (a, b))
+    sides = (
+        Runs(ours, chosen, group_runs(ours), ours_notes),
+        Runs(theirs, chosen, group_runs(theirs), theirs_notes),
+    )
+    return Comparison(compare(ours, theirs, chosen, threshold), sides)
+
+
+def _small(notes: Sequence[str]) -> list[str]:
+    return [f"<div><small>{escape(note)}</small></div>" for note in notes]
 
 
 def _line(group: Group, metric: str) -> Line:

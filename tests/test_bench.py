@@ -116,6 +116,19 @@ def test_a_system_with_wrong_results_is_detected(tmp_path):
     assert "numpy and rlox must agree" in done.stderr
 
 
+def test_a_system_may_print_more_errors_than_a_pipe_holds(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif sys.orig_argv[-1] == 'numpy':\n    sys.stderr.write(1_000_000 * '.' + '\\nthe end\\n')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = forked.run("bench", "data", "--only", "^gae_batched$", *FEW, env=environment, timeout=100)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "sitecustomize.py").open("a") as file:
+        file.write("    import os\n    sys.stderr.flush()\n    os._exit(3)\n")
+    done = forked.run("bench", "data", "--only", "^gae_batched$", *FEW, env=environment, timeout=100)
+    assert f"numpy in {sys.executable} ended with status 3: the end" in done.stderr
+
+
 def test_train_measures_what_each_system_learned(tmp_path):
     done = bench("train", "a2c", "--steps", "3000", "--rounds", "2", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -131,7 +144,10 @@ def test_train_measures_what_each_system_learned(tmp_path):
         ours = row["runs"]["rlox"]
         assert len(ours) == 2
         assert row["median"]["rlox"]["cpu_s"] == pytest.approx(sum(one["cpu_s"] for one in ours) / 2)
-        assert row["ratio"]["rlox torch"] > 1
+        for name, ratio in row["ratio"].items():
+            quotient = row["median"][name]["cpu_s"] / row["median"]["rlox"]["cpu_s"]
+            assert ratio == pytest.approx(quotient, abs=0.006), name  # it is rounded
+        assert row["ratio"].keys() == row["median"].keys() >= {"rlox", "rlox torch"}
         for one in [*ours, *row["runs"]["rlox torch"]]:
             assert sum(one["shares"].values()) == pytest.approx(1.0)
             assert one["shares"]["collect"] > 0

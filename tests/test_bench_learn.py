@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,15 +11,27 @@ from pathlib import Path
 import forked
 import numpy as np
 import pytest
+from rich.console import Console
 
 from rlox.tracking import durable_rows
 from rlox_cli.bench import fingerprint
 from rlox_cli.bench.curves import align_curves
-from rlox_cli.bench.judge import MORE, PASS, area, first_reach, judge_others, judge_reference, list_task_changes
+from rlox_cli.bench.judge import (
+    MORE,
+    PASS,
+    area,
+    first_reach,
+    interval_text,
+    judge_fingerprint,
+    judge_others,
+    judge_reference,
+    list_task_changes,
+)
 from rlox_cli.bench.learn import compose_cells
-from rlox_cli.bench.sb3 import settings_of
-from rlox_cli.bench.seeds import changes, settings
+from rlox_cli.bench.sb3 import read_curves, settings_of, train_curves
+from rlox_cli.bench.seeds import Run, changes, settings
 from rlox_cli.config.compose import compose_jobs
+from rlox_cli.report.statistics import Interval
 from rlox_cli.terminal.errors import UsageError
 
 pytestmark = pytest.mark.slow
@@ -155,6 +168,29 @@ def test_a_bug_that_the_score_hides_is_found_by_comparison_with_an_earlier_resul
     assert "fingerprint       PASS" in sound.stdout
 
 
+def test_a_run_that_was_killed_before_it_saved_anything_starts_over(before, tmp_path):
+    made, killed = before[0] / "runs" / "ppo-CartPole-v1-s100", tmp_path / "ppo-CartPole-v1-s100"
+    killed.mkdir()
+    (killed / "metrics.jsonl").write_text((made / "metrics.jsonl").read_text().partition("\n")[0] + "\n")
+    done = learn(*SHORT, "~reference", "--seeds", 1, "--runs", tmp_path, "--score-only", "--json")
+    assert done.returncode == 0, done.stderr
+    assert numbers(killed) == numbers(made)
+
+
+def test_a_killed_process_is_explained(tmp_path):
+    (tmp_path / "greedy.py").write_text(
+        "import multiprocessing, os, signal\n"
+        "if multiprocessing.parent_process():\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = learn(*SHORT, "--seeds", 2, "--jobs", 2, "--runs", "runs", "--import", "greedy", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "rlox bench: a process of --jobs was killed, perhaps because the memory was full; use a lower --jobs: the same "
+        "command with --runs continues"
+    )
+
+
 def test_several_processes_and_cells(tmp_path):
     words = ("algo=a2c,ppo", "env=CartPole-v1", "total_timesteps=2560", "eval.n_points=2", "~reference")
     done = learn(*words, "--seeds", 2, "--jobs", 2, "--runs", tmp_path, "--json", "--score-only")
@@ -167,7 +203,7 @@ def test_several_processes_and_cells(tmp_path):
 
 def test_recorded_curves_of_sb3(before, tmp_path):
     folder, _ = before
-    for seed, last in ((100, 30.0), (101, 31.0), (102, 32.0)):
+    for seed, last in zip(range(100, 105), (30.0, 31.0, 32.0, 33.0, 34.0), strict=True):
         rows = [{"step": 6400, "mean": 20.0, "std": 1.0, "cpu_s": 1.0}, {"step": 12800, "mean": last, "std": 0.0}]
         saved = {"sb3": "2.9.9", "evaluations": rows}
         (tmp_path / f"ppo-CartPole-v1-s{seed}.json").write_text(json.dumps(saved))
@@ -176,27 +212,46 @@ def test_recorded_curves_of_sb3(before, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "others            PASS: IQM minus that of Stable-Baselines3 2.9.9 +" in done.stdout
     cell = json.loads((tmp_path / "out" / "learn.json").read_text())["cells"]["ppo-CartPole-v1"]
-    assert cell["final_sb3"] == {"100": 30.0, "101": 31.0, "102": 32.0}
-    assert cell["iqm_sb3"] == 31.0
-    assert cell["difference"] == pytest.approx(cell["iqm"] - 31.0)
+    assert cell["final_sb3"] == {"100": 30.0, "101": 31.0, "102": 32.0, "103": 33.0, "104": 34.0}
+    assert cell["iqm_sb3"] == 32.0
+    assert cell["difference"] == pytest.approx(cell["iqm"] - 32.0)
     assert cell["passes"] is True
     assert cell["improvement"]["value"] > 0.9
-    assert cell["threshold_sb3"] == {"score": 30, "reached": 3, "of": 3, "steps": 12800, "cpu_s": None, "wall_s": None}
+    assert cell["threshold_sb3"] == {"score": 30, "reached": 5, "of": 5, "steps": 12800, "cpu_s": None, "wall_s": None}
+    command = json.loads((tmp_path / "out" / "learn.json").read_text())["command"]
+    asked = ["--seeds", "8", "--first-seed", "100", "--against", "sb3", "--reference", str(tmp_path)]
+    assert shlex.split(command) == ["rlox", "bench", "learn", *SHORT, "~reference", *asked, "--threshold", "30.0"]
     longer = learn(*words, "--reference", tmp_path, "total_timesteps=40_000", "--runs", tmp_path / "longer")
     assert longer.returncode == 2
     assert "must be of about as many steps as ours (40,000), got 12,800" in longer.stderr
 
 
 def test_recorded_curves_name_their_trainer(tmp_path):
-    from rlox_cli.bench.sb3 import read_curves
-    from rlox_cli.config.compose import compose_jobs
-
     (job,) = compose_jobs([], ["algo=ppo", "env=CartPole-v1", "total_timesteps=12_800"])
     rows = [{"step": 12800, "mean": 20.0, "std": 1.0, "cpu_s": 1.0}]
     for seed, named in ((100, {"peer": "tianshou 2.0.1"}), (101, {"sb3": "2.9.9"})):
         (tmp_path / f"ppo-s{seed}.json").write_text(json.dumps({**named, "evaluations": rows}))
     assert read_curves(tmp_path, "ppo", job, [100]) == ("tianshou 2.0.1", {100: rows})
     assert read_curves(tmp_path, "ppo", job, [101])[0] == "Stable-Baselines3 2.9.9"
+
+
+def test_curves_of_an_id_with_a_slash_are_saved_whole_and_read_again(tmp_path):
+    peer = tmp_path / "peer"  # an interpreter that has trained
+    rows = [{"step": 12800, "mean": 20.0, "std": 1.0, "cpu_s": 1.0}]
+    peer.write_text(f"#!/bin/sh\necho '{json.dumps({'sb3': '2.9.9', 'evaluations': rows})}'\n")
+    peer.chmod(0o755)
+    (job,) = compose_jobs([], ["algo=ppo", "env=CartPole-v1", "total_timesteps=12_800"])
+    label, path = "ppo-ours/Env-v0 algo.gamma=0.9", tmp_path / "sb3" / "ppo-ours_Env-v0_algo.gamma_0.9-s100.json"
+    path.parent.mkdir()
+    path.write_text('{"settings": "other ones"}')
+    found = "Stable-Baselines3 2.9.9", {100: rows}
+    with path.open() as before:
+        assert train_curves(str(peer), label, job, [100], path.parent, Console(quiet=True)) == found
+        assert before.read() == '{"settings": "other ones"}'  # replaced by a whole file, and not written over
+    assert list(path.parent.iterdir()) == [path]
+    assert read_curves(path.parent, label, job, [100]) == found
+    peer.write_text("#!/bin/sh\nexit 1\n")
+    assert train_curves(str(peer), label, job, [100], path.parent, Console(quiet=True)) == found  # not again
 
 
 def test_a_reference_does_not_judge_another_task(before):
@@ -230,6 +285,23 @@ def test_changes_that_make_it_another_task(words, changes):
     assert found == changes if changes is not None else len(found) == 1
 
 
+def test_the_reference_is_that_of_the_pair_which_a_preset_chooses(tmp_path):
+    preset = tmp_path / "experiment" / "short.yaml"
+    preset.parent.mkdir()
+    preset.write_text(
+        "# @package _global_\n"
+        "defaults: [override /algo: sac, override /env: Pendulum-v1, _self_]\n"
+        "total_timesteps: 1000\n"
+    )
+    flags = ["-cd", str(tmp_path)]
+    (job,) = compose_cells([*flags, "experiment=short"]).values()
+    assert list_task_changes(job, flags) == ["total_timesteps 10000 -> 1000"]
+
+
+def test_seeds_of_a_preset_are_left_out():
+    assert list(compose_cells(["experiment=cartpole-seeds"])) == ["ppo-CartPole-v1"]
+
+
 def test_an_earlier_result_of_another_task_is_refused(before, tmp_path):
     folder, _ = before
     words = ("~reference", "--score-only", "--runs", tmp_path / "runs", "--against", folder / "learn.json")
@@ -260,6 +332,7 @@ def test_curves_of_different_lengths_are_drawn_whole():
     ("words", "message"),
     [
         (["seed=3"], "seed must be left out"),
+        (["eval.seed=${seed}"], "eval.seed must not depend on seed, since there are several"),
         (["algo=pppo"], "did you mean 'ppo'?"),
         (["--against", "sb3"], "must be used with either --reference FOLDER"),
         (["--against", "nothing.json"], "--against must be sb3 or the learn.json of an earlier --out"),
@@ -295,14 +368,36 @@ def test_an_earlier_result_is_checked_before_training(cell, message, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["learn.json"]
 
 
+@pytest.mark.parametrize(("ours", "nominal", "fewest"), [(4, 4, 6), (10, 2, 19), (1, 60, 2)])
+def test_the_fingerprint_needs_enough_runs_on_both_sides(ours, nominal, fewest):
+    """With fewer, not even the most extreme difference has a p-value below the level."""
+    ran = [Run(seed, [], {"loss": 9.0 + seed}) for seed in range(ours)]
+    table = fingerprint.as_table({seed: {"loss": float(-seed)} for seed in range(nominal)})
+    verdict, why = judge_fingerprint(ran, {"settings": {}}, {"settings": {}, "quantities": table})
+    assert (verdict, f"at least {fewest} seeds are needed" in why) == (MORE, True)
+    apart = [{"loss": 9.0 + seed} for seed in range(5)]
+    nominal_runs = [{"loss": float(-seed)} for seed in range(5)]
+    assert fingerprint.count_fewest(5) == 5
+    assert fingerprint.compare(apart, nominal_runs).differs
+    assert not fingerprint.compare(apart[:4], nominal_runs).differs
+
+
 def test_a_score_is_compared_with_results_that_have_no_fingerprint(before, tmp_path):
     folder, _ = before
     curves = {seed: [{"step": 6400, "mean": 20.0}, {"step": 12800, "mean": 20.0 + seed}] for seed in range(5)}
     (tmp_path / "learn.json").write_text(json.dumps({"cells": {"ppo-CartPole-v1": {"curves": curves}}}))
-    words = (*SHORT, "~reference", "--seeds", 8, "--runs", folder / "runs", "--against", tmp_path / "learn.json")
-    done = learn(*words, "--score-only")
+    earlier = tmp_path / "an earlier result"
+    (tmp_path / "learn.json").rename(earlier)
+    (tmp_path / "nothing.py").touch()
+    words = (*SHORT, "~reference", "--seeds", 8, "--runs", folder / "runs", "--against", earlier, "--margin", 5)
+    done = learn(*words, "--score-only", "--import", "nothing", "--out", tmp_path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "others            PASS" in done.stdout
+    # The result names everything that decides.
+    asked = ["--import", "nothing", "--against", str(earlier), "--margin", "5.0", "--score-only"]
+    command = json.loads((tmp_path / "learn.json").read_text())["command"]
+    start = ["rlox", "bench", "learn", *SHORT, "~reference", "--seeds", "8", "--first-seed", "100"]
+    assert shlex.split(command) == start + asked
 
 
 def test_the_suggested_number_of_seeds_is_enough_for_a_verdict():
@@ -317,10 +412,21 @@ def test_the_suggested_number_of_seeds_is_enough_for_a_verdict():
     assert judge_reference([500.0] * 4, 475.0)[0] == MORE
     assert judge_reference([450.0], 475.0)[1].startswith("IQM 450.0, no interval from one seed, reference 475")
     assert judge_reference([500.0] * 5, 475.0)[0] == PASS
-    theirs = [10.0, 10.0, 10.0]
+    theirs = [10.0] * 5
     assert judge_others([9.0, 9.0, 9.1, 9.2, 9.3], theirs, 5.0, "theirs")[0] == "FAIL"
     assert judge_others([9.0, 9.0, 10.5, 10.6, 10.7], theirs, 1.5, "theirs")[0] == PASS
     assert judge_others([9.0, 9.0, 10.5, 10.6, 10.7], theirs, 0.5, "theirs")[0] == MORE
+    # Fewer than five seeds never decide, on either side.
+    for ours in ([9.0, 9.0, 9.1, 9.2, 9.3], [11.0] * 5):
+        assert judge_others(ours, theirs[:4], 5.0, "theirs")[0] == MORE
+        assert judge_others(ours[:4], theirs, 5.0, "theirs")[0] == MORE
+
+
+def test_small_scores_are_shown_with_more_digits():
+    assert interval_text(Interval(475.04, 470.0, 480.0)) == "475.0 [470.0, 480.0]"
+    assert interval_text(Interval(0.5123, 0.4, 0.6), "+") == "+0.512 [0.400, 0.600]"
+    assert interval_text(Interval(0.0, 0.0, 0.0)) == "0.0 [0.0, 0.0]"
+    assert judge_reference([0.25] * 5, 0.9)[1] == "IQM 0.250 [0.250, 0.250], reference 0.9"
 
 
 def test_summaries_of_curves():
@@ -367,6 +473,10 @@ def test_the_settings_of_sb3():
     (job,) = compose_jobs([], ["algo=dqn", "env=CartPole-v1", "algo.double_dqn=true"])
     with pytest.raises(UsageError, match=r"no counterpart for algo.double_dqn"):
         settings_of(job.config, job.algo)
+    for word in ("eval.stop_at=400", "eval.patience=3"):
+        (job,) = compose_jobs([], ["algo=dqn", "env=CartPole-v1", word])
+        with pytest.raises(UsageError, match=r"no counterpart for eval\.stop_at and eval\.patience"):
+            settings_of(job.config, job.algo)
     for word in ("algo.distribution=quantile", "algo.noisy=true", "algo.memory=gru", "algo.adam_eps=0.001"):
         (job,) = compose_jobs([], ["algo=dqn", "env=CartPole-v1", word])
         with pytest.raises(UsageError, match=f"no counterpart for {word.lower()}".replace("true", "True")):

@@ -35,6 +35,7 @@ def test_env_names_what_a_report_needs(command, monkeypatch):
 
 
 def test_env_tells_nothing_about_the_user(command, monkeypatch, tmp_path):
+    monkeypatch.setenv("RLOX_PULLED", str(tmp_path / "pulled"))
     out = command("env", "--json")[1] + command("env")[1]
     assert machine.platform.node() not in out or machine.platform.node() in machine.platform.platform()
     assert str(tmp_path) not in out

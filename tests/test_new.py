@@ -78,6 +78,14 @@ def test_new_code_is_tidy(tmp_path, words):
         assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize(("algo", "env"), [("dqn", "CartPole-v1"), ("td3", "Pendulum-v1"), ("xqc", "Pendulum-v1")])
+def test_an_experiment_has_an_environment_with_actions_of_its_algorithm(tmp_path, algo, env):
+    done = forked.run("new", "experiment", "mine", "--algo", algo, "--folder", "my study", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"override /env: {env}" in (tmp_path / "my study/conf/experiment/mine.yaml").read_text()
+    assert "cd 'my study' && pytest" in done.stdout
+
+
 def test_one_line_changes_a_loss(tmp_path):
     """The claim: to change PPO's loss, a researcher writes one command and edits one line."""
     folder = make(tmp_path, "algorithm", "bold_ppo")
@@ -107,6 +115,13 @@ def test_one_line_changes_a_loss(tmp_path):
         (["algorithm", "mine", "--like", "grpo"], "--like must be one of"),
         (["experiment", "mine", "--algo", "bc"], "which learns from a dataset"),
         (["experiment", "mine", "--algo", "croq"], "did you mean 'crossq'?"),
+        (["algorithm", "entry"], "NAME must not give the class Entry, since the file needs another Entry"),
+        (["algorithm", "s_a_c", "--like", "sac"], "NAME must not give the class SAC"),
+        (["experiment", "mine", "--env", "NoSuchEnv"], "env=NoSuchEnv does not exist"),
+        (["experiment", "mine", "--algo", "td3", "--env", "CartPole-v1"], "actions must be continuous"),
+        (["env", "grid_world"], "NAME must give a new id, but there is an environment GridWorld-v0"),
+        (["env", "grid_pursuit"], "there is an environment GridPursuit-v0"),
+        (["env", "cart_pole"], "there is an environment CartPole-v0"),
         (["env", "there"], "must not exist yet"),
     ],
 )

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+import shutil
 import sys
 
 import forked
@@ -13,8 +15,10 @@ from run_results import kill_when_there, weights
 import rlox
 from rlox.algorithms import IQL
 from rlox.checkpoint import load_checkpoint
-from rlox_cli.config.compose import compose_typed
+from rlox_cli.config.compose import compose_jobs, compose_typed
+from rlox_cli.config.overrides import split_args
 from rlox_cli.config.ranges import read_search
+from rlox_cli.config.schema import with_env
 
 SMALL = ["algo.hidden_sizes=[16,16]", "algo.batch_size=32", "logger=none", "eval.n_episodes=2", "eval.n_points=2"]
 
@@ -31,6 +35,27 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     rlox_cli("collect", "--env", "Pendulum-v1", "--steps", "600", "--out", "random.arrow", cwd=folder)
     return folder / "random.arrow"
+
+
+def test_the_environment_of_a_dataset_with_a_quoted_name_is_found(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("é, 1.arrow", "two.arrow"):
+        shutil.copyfile(data, name)
+    for line in ("dataset='é, 1.arrow'", "+dataset='é, 1.arrow',two.arrow", "dataset.source=two.arrow"):
+        assert with_env(["algo=bc", line]) == ["algo=bc", line, "env=Pendulum-v1"]
+    for line in ("dataset='é, 1.arrow',none.arrow", "dataset=é.arrow", "dataset=null", "dataset=glob(*)"):
+        assert with_env([line]) == [line]
+
+
+def test_the_printed_command_trains_on_a_file_with_any_name(command):
+    for name in ("my données, d'été.arrow", "plain.arrow"):
+        code, printed, _ = command("collect", "--env", "Pendulum-v1", "--steps", "9", "--out", name)
+        assert not code
+        (line,) = re.findall(r"train +rlox train (.*)", printed)
+        flags, overrides = split_args(shlex.split(line))
+        (job,) = compose_jobs(flags, with_env(overrides))
+        assert (job.config.dataset.source, job.config.env.id) == (name, "Pendulum-v1")
+    assert line == "algo=td3_bc dataset=plain.arrow"
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from rlox.config.run import to_plain
 from rlox_cli.config.compose import compose_jobs, compose_typed
 from rlox_cli.config.ranges import read_search
 from rlox_cli.records.ledger import Sweep
+from rlox_cli.sweep.study_report import preset_text
 from rlox_cli.terminal.errors import UsageError
 
 # Number of searches that are killed and resumed; long test runs set it.
@@ -139,11 +140,33 @@ def test_spaces_of_a_search(arguments, searched, tmp_path):
         (["hydra.sweeper.pruner=medain"], r"hydra.sweeper.pruner must be one of median, hyperband, none"),
         (["hydra.sweeper.n_trails=9"], r"n_trails.*n_trials"),
         (["algo=dqn", "algo.learning_starts=0,900000"], r"learning_starts must be below total_timesteps"),
+        (
+            ["algo.n_steps=32,64", "algo.batch_size=${.n_steps}"],
+            r"algo.batch_size must not depend on a searched key in a search, got \$\{.n_steps\}; type its value",
+        ),
+        (
+            ["algo.gamma=0.9,0.99", "hydra.sweeper.n_seeds=2", "total_timesteps=1${seed}000"],
+            r"total_timesteps must not depend on the seed in a search, got 1\$\{seed\}000; type its value",
+        ),
     ],
 )
 def test_invalid_searches_are_errors_before_anything_runs(arguments, reported):
     with pytest.raises(UsageError, match=reported):
         compose_jobs(["-m"], [*OPTUNA[1:], *arguments])
+
+
+def test_a_reference_that_is_the_same_in_all_runs_is_allowed():
+    words = ["algo.gamma=0.9,0.99", "algo.batch_size=${algo.n_steps}", "total_timesteps=1${seed}000"]
+    assert len(compose_jobs(["-m"], [*OPTUNA[1:], *words])) == 2
+
+
+def test_a_range_of_decimal_fractions_ends_where_it_says():
+    """A search and a sweep have the same numbers, as they are typed."""
+    line = "algo.learning_rate=range(0.1,0.4,0.1)"
+    (space,) = read_search([line], compose_typed(["-m"], OPTUNA[1:])[0]).spaces
+    assert (space.low, space.high, space.step) == (0.1, 0.3, 0.1)
+    assert [job.config.algo.learning_rate for job in compose_jobs(["-m"], [line])] == [0.1, 0.2, 0.3]
+    assert [job.config.seed for job in compose_jobs(["-m"], ["seed=range(9,2,-3)"])] == [9, 6, 3]
 
 
 def test_a_range_without_a_search_is_an_error():
@@ -245,6 +268,28 @@ def test_a_trial_killed_between_two_of_its_values_draws_the_others_as_before(num
     assert set(study(tmp_path)[number].params) == {"algo.learning_rate"}
     rlox(tmp_path, "sweep", "resume", "sweep")
     assert results(study(tmp_path)) == results(study(whole))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algo=iql", "dataset=minari:D4RL/pen/human-v2", "env=Pendulum-v1", "algo.gamma=0.9"],
+        [
+            "algo=grpo",
+            "dataset=rlox.llm.toy:copy_rows",
+            "model=rlox.llm.toy:make_model",
+            "reward=rlox.llm.toy:copy_reward",
+        ],
+        ["algo=td3", "env=Pendulum-v1", "buffer=prioritized", "algo.learning_starts=100", "tuned=off"],
+    ],
+)
+def test_the_preset_of_the_best_trial_is_its_job(words, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    best = optuna.trial.create_trial(value=1.0)
+    (tmp_path / "experiment/best.yaml").write_text(preset_text([*words, "logger=none"], best))
+    (preset,) = compose_jobs(["-cd", str(tmp_path)], ["experiment=best", "logger=none"])
+    (typed,) = compose_jobs([], [*words, "logger=none"])
+    assert (preset.config, preset.algo) == (typed.config, typed.algo)
 
 
 @pytest.mark.slow

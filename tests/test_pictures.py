@@ -213,6 +213,33 @@ def test_times_of_operations():
     require_readable(data.draw(result["results"][::4], "what was measured, where and with what"))
 
 
+def test_operations_of_one_size_are_points():
+    systems = {"rlox": {"median_us": 1.0}, "numpy": {"median_us": 3.0}}
+    rows = [{"title": name, "size": 1, "unit": "transitions", "systems": systems} for name in ("a", "b")]
+    figure = data.draw(rows, "what was measured, where and with what")
+    assert [axes.get_title() for axes in figure.axes if axes.axison] == ["a", "b"]
+    require_readable(figure)
+
+
+def test_without_ratios_there_is_no_picture(tmp_path, monkeypatch, capsys):
+    of = {"cpu_s": 1.0, "wall_s": 1.0, "slowdown": 1.0, "eval_return": 9.0}
+    systems = ("control", "rlox")
+    row = {
+        "case": "busy",
+        "title": "busy",
+        "steps": 1,
+        "runs": {system: [of] for system in systems},
+        "faults": {},
+        "median": {system: of for system in systems},
+        "slowdown": dict.fromkeys(systems, 1.0),
+        "suffers": 1.0,
+    }
+    monkeypatch.setattr(train, "measure", lambda *_: row)
+    train.main(["busy"], [], 1, [], tmp_path)
+    assert "there is no picture of busy alone" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["train.json"]
+
+
 @pytest.mark.slow
 def test_learning_curves_as_committed():
     cells = json.loads((BENCHMARKS / "learning.json").read_text())["cells"]

@@ -151,6 +151,25 @@ def test_a_sweep_is_plotted_and_its_numbers_equal_the_records(made):
     assert "mlflow" not in text  # the address of a tracker may contain a password
 
 
+def test_losses_have_no_best_and_runs_on_a_dataset_count_updates(made, tmp_path):
+    shutil.copytree(made / "again", tmp_path / "again")
+    edit(tmp_path / "again", "dataset: null", "dataset: {source: rows.arrow}")
+    out = rlox("plot", "again", "--metric", "loss/value", "--out", "a.html", cwd=tmp_path).stdout
+    assert re.search(r"1 finished .* one run +– +[\d,]+ *$", out, re.MULTILINE)
+    text = (tmp_path / "a.html").read_text()
+    assert {"best", "updates/s", "–"} <= set(Page(text).words)
+    assert "steps/s" not in text
+    assert "best is the same of each run's highest return" in text
+
+
+def test_the_list_of_runs_shows_small_scores(made, tmp_path):
+    run = tmp_path / "outputs" / "again"
+    shutil.copytree(made / "again", run)
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(re.sub(r'("eval/mean_return": ?)[\d.]+', r"\g<1>0.1234", text))
+    assert re.search(r" finished +0\.1234 *$", rlox("ls", "runs", cwd=tmp_path).stdout, re.MULTILINE)
+
+
 def test_the_picture_shows_both_groups(made, tmp_path):
     from matplotlib.image import imread
 

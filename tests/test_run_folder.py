@@ -1,7 +1,9 @@
 """A training in the library writes the run folder of the command line, which all commands read, and keeps a history."""
 
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,9 +14,18 @@ import yaml
 from small_algorithms import learner
 
 import rlox
-from rlox.callbacks import Callback, CheckpointCallback, EvalCallback, RecordLogger
+from rlox.callbacks import (
+    Callback,
+    CheckpointCallback,
+    EarlyStoppingCallback,
+    EvalCallback,
+    RecordLogger,
+    TimeLimitCallback,
+)
 from rlox.callbacks.base import MOST_ROWS, History
+from rlox.checkpoint import decode_value
 from rlox.tracking.record import Record, is_alive, read_rows
+from rlox_cli.notebook import compare_runs
 
 
 def ppo(**arguments):
@@ -58,6 +69,39 @@ def test_a_run_without_evaluations_is_plotted_and_compared_by_its_training(comma
         ppo(logger=f"runs/{seed}", seed=seed).train(2048)
     assert "final training return" in answer(command, "plot", "runs", "--out", "a.html")
     assert json.loads(answer(command, "compare", "runs/0", "runs/1", "--json"))["metric"] == "episode/return"
+
+
+def test_a_comparison_says_which_runs_are_not_finished(command, tmp_path):
+    for name, more in (("a/0", {}), ("a/1", {"seed": 1, "gamma": 0.9}), ("b/0", {}), ("b/1", {"seed": 1})):
+        ppo(logger=f"runs/{name}", callbacks=[EvalCallback(2, 2)], **{"seed": 0, **more}).train(128)
+
+    def kill(name):
+        path = tmp_path / "runs" / name / "metrics.jsonl"
+        path.write_text("".join(line for line in path.open() if '"event":"end"' not in line))
+
+    def compared():
+        text, found = answer(command, "compare", "runs/a", "runs/b"), compare_runs("runs/a", "runs/b")
+        page = found._repr_html_()
+        assert "runs/a pools runs that differ in algo.gamma" in page
+        notes = found["environments"]["CartPole-v1"]["notes"]
+        assert all(note in text and note in page for note in notes)
+        return notes, found["environments"]["CartPole-v1"]["verdict"], text
+
+    notes, verdict, _ = compared()
+    assert notes == []
+    assert "2 runs per side do not distinguish" in verdict["sentence"]
+    kill("b/1")
+    assert compared()[0] == ["1 of 2 runs of B are left out: killed"]
+    kill("b/0")
+    notes, verdict, text = compared()
+    assert notes == ["no run of B is finished: killed"]
+    assert (verdict["winner"], verdict["runs_needed"]) == (None, None)
+    assert "verdict: no verdict, because no run of B is finished and runs of A are; finish those of B" in text
+    kill("a/0")
+    kill("a/1")
+    notes, verdict, _ = compared()
+    assert notes == ["no run of A is finished: killed", "no run of B is finished: killed"]
+    assert "2 runs per side do not distinguish" in verdict["sentence"]
 
 
 def test_the_record_is_that_of_the_command_line(command, tmp_path):
@@ -165,6 +209,20 @@ def test_a_folder_is_continued_or_refused_and_never_overwritten(tmp_path):
     assert changed[2] == {"algo.learning_rate": [0.00025, 1e-5], "total_timesteps": [96, 128]}
 
 
+def test_settings_may_be_infinite(command, tmp_path):
+    folder = tmp_path / "run"
+    ppo(logger=folder, normalize_obs=True, clip_obs=math.inf).train(64)
+    assert config(folder)["algo"]["clip_obs"] == math.inf
+    last = folder / "checkpoints" / "last.safetensors"
+    assert rlox.load_checkpoint(last).header["run"] == config(folder)
+    assert rlox.PPO.from_checkpoint(last).config.clip_obs == math.inf
+    rlox.PPO.from_checkpoint(last, logger=folder, clip_obs=5.0).train(32)
+    answer(command, "train", f"resume={folder}", "algo.clip_obs=inf", "total_timesteps=128")
+    changed = [row["changed"]["algo.clip_obs"] for row in rows(folder) if "changed" in row]
+    assert [decode_value(both) for both in changed] == [[math.inf, 5.0], [5.0, math.inf]]
+    assert "ppo on CartPole-v1" in answer(command, "eval", str(folder), "--episodes", "2")
+
+
 def test_a_memory_mapped_buffer_is_kept_with_the_run(tmp_path):
     options = {"learning_starts": 20, "buffer": {"name": "mmap", "size": 2000, "hot_size": 10}}
     agent = rlox.DQN("CartPole-v1", logger=tmp_path / "run", **options)
@@ -203,6 +261,55 @@ def test_failures_and_interrupts_are_recorded(tmp_path):
     stop.error = None
     stopped.train()  # as in a notebook
     assert events(tmp_path / "stopped") == [("start", 0), ("start", 32), ("end", 64)]
+
+
+class Ends(Callback):
+    def on_step(self, *, step, **info):
+        return step < 64
+
+
+@pytest.mark.parametrize(
+    ("callback", "why"),
+    [
+        (lambda: EarlyStoppingCallback(threshold=1.0), "the return .* reached 1"),
+        (Ends, "a callback ended the training"),
+        (lambda: TimeLimitCallback(1e-9), "the time limit of 1e-09 s was reached"),
+    ],
+)
+def test_a_training_that_a_callback_stops_says_why(callback, why, command, tmp_path):
+    ppo(logger="run", callbacks=[callback()]).train(2048)
+    end = rows(tmp_path / "run")[-1]
+    assert end["status"] == "finished"
+    assert re.fullmatch(f"stopped early: {why}", end["message"])
+    assert end["step"] < 2048
+    told = answer(command, "train", "resume=run", "eval.n_points=1", "eval.n_episodes=1")
+    if "time limit" not in why:
+        assert re.search(rf"run is finished: {end['step']} steps, stopped early: {why}. To train on", told)
+        further = re.search(r"To train on: rlox (train resume=run total_timesteps=2048)", told)[1]
+        told = answer(command, *further.split(), "eval.n_points=1", "eval.n_episodes=1")
+    assert "2,048 steps" in told
+    assert rows(tmp_path / "run")[-1]["message"] == ""
+
+
+def test_schedules_of_a_second_training_keep_their_end_on_the_command_line(command, tmp_path):
+    agent = ppo(logger="run", learning_rate_schedule="linear", callbacks=[Ends()])
+    agent.train(64)
+    agent.callbacks.callbacks[0] = Callback()
+    agent.train(64, schedule_timesteps=256)
+    assert config(tmp_path / "run")["schedule_timesteps"] == 320
+    words = ["train", "resume=run", "total_timesteps=192", "eval.n_points=1", "eval.n_episodes=1"]
+    assert "schedules" not in answer(command, *words)
+    counters = rlox.load_checkpoint("run/checkpoints/last.safetensors").header["counters"]
+    assert [counters[name] for name in ("horizon_start", "horizon_steps", "schedule_steps")] == [64, 128, 256]
+
+
+def test_unfinished_files_of_a_killed_training_are_removed(tmp_path):
+    ppo(logger=tmp_path / "run").train(32)
+    last = tmp_path / "run/checkpoints/last.safetensors"
+    left = last.with_name(".last.safetensors.123.partial")
+    left.touch()
+    rlox.PPO.from_checkpoint(last, logger=tmp_path / "run").train(32)
+    assert not left.exists()
 
 
 def test_names_of_trackers_choose_a_new_folder(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import forked
@@ -17,11 +18,12 @@ import yaml
 from run_results import outcome
 
 from rlox.checkpoint import load_checkpoint
+from rlox.tracking.record import Record
 from rlox_cli.commands.train import main as train
 from rlox_cli.config.compose import compose_jobs, compose_typed
 from rlox_cli.records.ledger import Head, Sweep, job_id
 from rlox_cli.sweep.control import plan_jobs, resume
-from rlox_cli.sweep.launch import Work, launcher_overrides
+from rlox_cli.sweep.launch import Work, _line, launcher_overrides
 from rlox_cli.terminal.errors import UsageError
 
 # Number of killed sweeps for each launcher except Ray (tests/distributed/test_ray.py); long test runs set it.
@@ -250,6 +252,42 @@ def plan(folder, *words):
     Sweep.create(folder, head, plan_jobs(composed)).release()
 
 
+def test_a_new_sweep_takes_no_run_of_another_command_for_its_own(tmp_path):
+    words = ["algo=ppo", "seed=0,1", "hydra.sweep.subdir='seed${seed}'"]
+    Record(tmp_path / "mix/seed1").close()
+    with pytest.raises(UsageError, match=r"mix/seed1 must be a new folder, but contains a run; choose another"):
+        plan(tmp_path / "mix", *words)
+    assert not (tmp_path / "mix/sweep.jsonl").exists()
+    plan(tmp_path / "other", *words)
+    sweep = Sweep.read(tmp_path / "other")
+    Record(tmp_path / "other/seed2").close()
+    job = replace(list(sweep.jobs.values())[1], id="00000000", folder="seed2")
+    with pytest.raises(UsageError, match="other/seed2 must be a new folder"):
+        sweep.add([job])
+
+
+def test_the_progress_of_a_job_that_goes_back_has_only_the_evaluations_that_count(tmp_path):
+    plan(tmp_path / "sweep", "algo=ppo", "seed=0,1")
+    sweep = Sweep.read(tmp_path / "sweep")
+    job, progress = next((job, sweep.progress[job.id]) for job in sweep.jobs.values())
+    for start, scores, found in (
+        (None, {10: 3.0, 20: 9.0, 30: 8.0}, (9.0, 8.0, 30)),
+        (10, {}, (3.0, 3.0, 10)),
+        (10, {20: 2.0}, (3.0, 2.0, 20)),
+        (None, {}, (None, None, 0)),
+        (None, {10: 1.0}, (1.0, 1.0, 10)),
+        (10, {25: 4.0}, (4.0, 4.0, 25)),
+    ):
+        with Record(progress.folder, resume_step=start) as record:
+            for step, score in scores.items():
+                record.metrics(step, {"eval/mean_return": score, "eval/std_return": 0.0})
+            progress.scan()
+            assert (progress.best, progress.last, progress.step) == found
+            line = _line(sweep, job, progress)
+    # The job was at step 25 when this was printed.
+    assert line == "[1/2] seed=0: resumes at step 10, attempt 6"
+
+
 @pytest.mark.slow
 def test_a_job_that_starts_later_uses_the_planned_settings(tmp_path):
     plan(tmp_path / "sweep", *SHORT[:1], *SHORT[2:-2], "algo=ppo", "seed=0,1")
@@ -326,6 +364,8 @@ def test_errors_of_sweep_commands(tmp_path, monkeypatch, capsys):
         ("must be the folder of a sweep", resume, "nowhere"),
         ("is a sweep, not a run; resume it: rlox sweep resume sweep", train, "resume=sweep"),
         ("seed=5 must not be given to resume a sweep", resume, "sweep", "seed=5"),
+        ("DIR must come before -cd, got -cd first", resume, "-cd", "conf", "sweep"),
+        ("-cd must be followed by its value, got nothing", resume, "sweep", "-cd"),
         ("give each job a folder of its own", train, "-m", "seed=0,1", *SHORT[:-2], "hydra.sweep.subdir=same"),
         ("hydra.sweeper.retries must be >= 0, got -1", train, "-m", *SHORT[:-2], "hydra.sweeper.retries=-1"),
         ("must be a path below", train, "-m", "seed=0,1", *SHORT[:-2], "hydra.sweep.subdir=../${seed}"),
@@ -364,3 +404,15 @@ def test_an_id_depends_on_the_settings_of_the_run():
     assert name == job_id(["algo=ppo", "seed=1", "hydra.sweep.dir=elsewhere"])
     assert name != job_id(["algo=ppo", "seed=2"])
     assert job_id(["algo=ppo", "seed=1"], [name]) == f"{name}-1"
+    assert job_id(["algo=ppo", "seed=1"], [name, f"{name}-1"]) == f"{name}-2"
+
+
+def test_ids_of_a_large_sweep_take_no_longer_for_the_last_job():
+    class Ids(dict):
+        def __iter__(self):
+            raise AssertionError("all other ids were looked at")
+
+    taken = Ids()
+    taken[job_id(["seed=1"])] = taken[job_id(["seed=2"])] = None
+    assert job_id(["seed=3"], taken) not in taken
+    assert job_id(["seed=1"], taken).endswith("-1")

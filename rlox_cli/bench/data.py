@@ -8,6 +8,7 @@ import re
 import shlex
 import statistics
 import subprocess
+import tempfile
 import textwrap
 from collections import Counter
 from dataclasses import dataclass, field
@@ -138,26 +139,27 @@ class Worker:
     def __init__(self, system: str, python: str):
         self.system = system
         self.python = python
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
         self._process = subprocess.Popen(
             [python, program("systems.py"), system],
             cwd="/",
             env=environment(1),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
         )
-        pipes = self._process.stdin, self._process.stdout, self._process.stderr
-        self._to, self._from, self._errors = cast(tuple[IO[str], IO[str], IO[str]], pipes)
+        self._to, self._from = cast(tuple[IO[str], IO[str]], (self._process.stdin, self._process.stdout))
         self.versions: dict[str, Any] = self._read()["versions"]
 
     def _read(self) -> dict[str, Any]:
         line = self._from.readline()
         if not line:
-            lines = self._errors.read().strip().splitlines()
+            status = self._process.wait()
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
             raise UsageError(
-                f"{self.system} in {self.python} ended with status {self._process.wait()}"
-                + (f": {lines[-1]}" if lines else "")
+                f"{self.system} in {self.python} ended with status {status}" + (f": {lines[-1]}" if lines else "")
             )
         return json.loads(line)
 
@@ -177,6 +179,7 @@ class Worker:
         self._to.close()
         self._process.terminate()
         self._process.wait()
+        self._errors.close()
 
 
 def measure(workers: list[Worker], operation: Operation, size: Size, samples: int, rounds: int) -> dict[str, Any]:
@@ -292,7 +295,8 @@ def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     sizes = Counter(row["title"] for row in rows)
-    names = [name for name in sizes if sizes[name] > 1 or len(sizes) == 1]  # one point is not a curve
+    most = max(sizes.values())
+    names = [name for name in sizes if sizes[name] > 1 or most == 1]  # one point is not a curve
     columns = 4
     lines = math.ceil(len(names) / columns)
     figure = Figure(figsize=(4.2 * columns, 2.9 * lines + 0.5))

@@ -6,6 +6,7 @@ But they change the losses, gradients, values or counts that a run records, by f
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -95,6 +96,14 @@ def compare(ours: Sequence[dict[str, float]], nominal: Sequence[dict[str, float]
             Quantity(names[k], float(np.median(table[:n, k])), float(median), float(low), float(high), float(p[k]))
         )
     return Comparison(n, m, len(names), float(p.min()), differing)
+
+
+def count_fewest(n_nominal: int) -> int:
+    """Return how many runs `compare` needs to find any difference from `n_nominal` runs.
+
+    Of all splits, only the one into the lowest and the highest ranks, and its reverse, are the most extreme.
+    """
+    return next(n for n in itertools.count(2) if 2 / math.comb(n + n_nominal, n) <= LEVEL)
 
 
 @lru_cache(4)

@@ -98,14 +98,18 @@ def judge_others(ours: Sequence[float], theirs: Sequence[float], margin: float, 
     """Return the verdict against other runs, and the reason. An interval below 0 fails, even within the margin."""
     n, found = min(len(ours), len(theirs)), difference([ours], [theirs])
     text = f"IQM minus that of {title} {interval_text(found, '+')}, margin {margin:.3g}"
-    if len(ours) >= _FEWEST and found.high < 0:
+    if n >= _FEWEST and found.high < 0:
         return FAIL, text
-    if len(ours) >= _FEWEST and found.low >= -margin:
+    if n >= _FEWEST and found.low >= -margin:
         return PASS, text
     return MORE, f"{text}; {more_seeds(n, found, -margin)} of both"
 
 
-def interval_text(of: Interval, sign: str = "", digits: int = 1) -> str:
+def interval_text(of: Interval, sign: str = "", digits: int | None = None) -> str:
+    """Return the value and its interval; by default with three significant digits, and at least one decimal."""
+    if digits is None:
+        largest = max((abs(number) for number in of if math.isfinite(number)), default=0.0)
+        digits = max(1, 2 - math.floor(math.log10(largest))) if largest else 1
     value = f"{of.value:{sign}.{digits}f}"
     if math.isinf(of.high - of.low):
         return f"{value}, no interval from one seed"
@@ -127,8 +131,9 @@ def judge_fingerprint(runs: Sequence[Run], cell: dict[str, Any], nominal: dict[s
     quantities = f"of {found.n_quantities} quantities ({found.n_ours} runs, {found.n_nominal} nominal runs)"
     if found.differs:
         return FAIL, f"{len(found.differing)} {quantities} differ"
-    if found.n_ours < 2:
-        return MORE, "at least 2 seeds are needed"
+    fewest = fingerprint.count_fewest(found.n_nominal)
+    if found.n_ours < fewest:
+        return MORE, f"at least {fewest} seeds are needed to find a difference from {found.n_nominal} nominal runs"
     return PASS, f"none {quantities} differs (smallest p {found.smallest_p:.2g}, level {fingerprint.LEVEL:g})"
 
 
@@ -151,9 +156,13 @@ def list_task_changes(job: Job, flags: Sequence[str]) -> list[str]:
     flags : sequence of str
         As typed, since a folder of the user may contain tuned settings.
     """
-    choices = [override for override in job.overrides if _CHOICE.match(override.lstrip("+"))]
-    (known,) = compose_jobs(list(flags), choices)
-    if known.config.reference != job.config.reference or any("reference" in o.split("=")[0] for o in job.overrides):
+    if any("reference" in override.split("=")[0] for override in job.overrides):
+        return []
+    choices = {"algo": f"algo={job.choice}", "env": f"env={job.config.env.id}"}  # maybe those of a preset
+    typed = [override for override in job.overrides if _CHOICE.match(override.lstrip("+"))]
+    choices.update((override.lstrip("+").partition("=")[0], override) for override in typed)
+    (known,) = compose_jobs(list(flags), list(choices.values()))
+    if known.config.reference != job.config.reference:
         return []
     return task_changes(seeds.settings(known.config, known.algo), seeds.settings(job.config, job.algo))
 

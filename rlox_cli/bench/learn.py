@@ -28,6 +28,7 @@ from typing import Any
 from rich.console import Console
 
 from rlox.checkpoint import one_line, versions
+from rlox.config.run import differences, to_plain
 from rlox_cli.bench import fingerprint, seeds
 from rlox_cli.bench.curves import draw
 from rlox_cli.bench.judge import FAIL, MORE, PASS, Others, Question, area, interval_text, judge, task_changes, worst
@@ -38,7 +39,7 @@ from rlox_cli.config.compose import Job, compose_jobs
 from rlox_cli.config.overrides import split_args
 from rlox_cli.config.schema import with_env
 from rlox_cli.families.imports import import_modules
-from rlox_cli.records.runs import unit_of
+from rlox_cli.records.runs import short, unit_of
 from rlox_cli.report.statistics import Interval, to_json_numbers
 from rlox_cli.terminal.console import TextConsole
 from rlox_cli.terminal.errors import UsageError
@@ -61,10 +62,10 @@ def measure(
         text = run
         if isinstance(run, Run):
             last = run.curve[-1]
-            text = f"{run.score:.1f} after {last['step']:,} {unit_of(vars(job.config))}, {last['cpu_s']:.1f} s CPU"
+            text = f"{short(run.score)} after {last['step']:,} {unit_of(vars(job.config))}, {last['cpu_s']:.1f} s CPU"
         console.print(f"{label} seed {seed}: {text} ({done} of {len(chosen)})")
 
-    name = re.sub(r"[^\w.-]+", "_", label)
+    name = seeds.file_name(label)
     runs, diverged = seeds.train(job.config, job.algo, chosen, lambda seed: folder / f"{name}-s{seed}", jobs, report)
     return judge(label, job, runs, diverged, question)
 
@@ -147,18 +148,24 @@ def write(content: dict[str, Any], path: Path) -> None:
 def compose_cells(words: list[str]) -> dict[str, Job]:
     """Return a job for each combination of comma-separated values.
 
-    The keys are labels: ``ppo-CartPole-v1`` and the values of other swept keys.
+    The keys are labels: ``ppo-CartPole-v1`` and the values of other swept keys. Seeds of a preset are left out.
 
     Raises
     ------
     UsageError
-        If `rlox train` would reject the words, or a seed is given, since there are several.
+        If `rlox train` would reject the words, or a seed is given, since there are several, or a setting refers to it.
     """
     flags, overrides = split_args(words)
     overrides = with_env(overrides)
     if any(re.match(r"\+*seed=", override) for override in overrides):
         raise UsageError("seed must be left out, since there are several; use --seeds N --first-seed K")
-    jobs = compose_jobs([*flags, "-m"], ["logger=none", *overrides])
+    jobs, others = (compose_jobs([*flags, "-m"], ["logger=none", *overrides, f"seed={seed}"]) for seed in (0, 1))
+    for job, other in zip(jobs, others, strict=True):
+        differ = differences(to_plain(job.config, job.algo), to_plain(other.config, other.algo))
+        if keys := [key for key, _ in differ if key != "seed"]:
+            raise UsageError(
+                f"{', '.join(keys)} must not depend on seed, since there are several; type the value, or leave it out"
+            )
     lists = [set(job.overrides) for job in jobs]
     shared = set.intersection(*lists)
     cells = {}
@@ -197,9 +204,8 @@ def _fault(cells: dict[str, dict[str, Any]], label: str, job: Job, score_only: b
         return f"must be of the same task, but differs: {'; '.join(others)}"
     if score_only:
         return None
-    if not {"settings", "quantities"} <= set(cell):
+    if not {"settings", "quantities"} <= set(cell) or not fingerprint.from_table(cell["quantities"]):
         return f"has no fingerprint of {label}; add --score-only to skip it"
-    fingerprint.from_table(cell["quantities"])
     return None
 
 
@@ -303,8 +309,18 @@ def main(
     progress.print(f"runs in {runs}; if interrupted, the same command with --runs {runs} continues")
     for name in dict.fromkeys(job.tuned for job in cells.values() if job.tuned):
         progress.print(f"tuned settings: {name}")
-    options = [f"--seeds {n_seeds}", f"--first-seed {first_seed}"] + (["--against sb3"] if against == "sb3" else [])
-    command = " ".join(["rlox bench learn", *map(shlex.quote, words), *options])
+    options: dict[str, list[Any]] = {
+        "--seeds": [n_seeds],
+        "--first-seed": [first_seed],
+        "--import": imports,
+        "--against": [] if against is None else [against],
+        "--reference": [] if reference is None else [reference],
+        "--peer-python": ["PYTHON"] * len(peer_pythons),
+        "--threshold": [] if threshold is None else [threshold],
+        "--margin": [] if margin is None else [margin],
+    }
+    typed = [*words, *(str(part) for name, values in options.items() for value in values for part in (name, value))]
+    command = shlex.join(["rlox", "bench", "learn", *typed, *(["--score-only"] if score_only else [])])
     judged = {label: measure(label, job, seeds_of_each, runs, jobs, question, progress) for label, job in cells.items()}
     outcome = result(command, judged)
     if out is not None:

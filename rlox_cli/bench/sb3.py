@@ -1,7 +1,8 @@
 """Learning curves of Stable-Baselines3, recorded or trained now, with our settings and our protocol.
 
-A file ``LABEL-sSEED.json`` holds ``settings``, the version as ``sb3``, and ``evaluations``, rows ``step mean std
-cpu_s``. For another trainer than Stable-Baselines3, its name and version are ``peer``.
+A file ``LABEL-sSEED.json``, with the label as `file_name` returns it, holds ``settings``, the version as ``sb3``, and
+``evaluations``, rows ``step mean std cpu_s``. For another trainer than Stable-Baselines3, its name and version are
+``peer``.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any
 
 from rich.console import Console
 
+from rlox.checkpoint import run_files
 from rlox.config import OnPolicyConfig, RunConfig
 from rlox_cli.bench.peers import ask_worker, find_systems
-from rlox_cli.bench.seeds import SWITCHES
+from rlox_cli.bench.seeds import SWITCHES, file_name
 from rlox_cli.config.compose import Job
+from rlox_cli.records.runs import short
 from rlox_cli.terminal.errors import UsageError
 
 _ALGORITHMS = ("ppo", "a2c", "dqn", "sac", "td3")
@@ -50,15 +53,19 @@ def read_curves(folder: Path, label: str, job: Job, seeds: Sequence[int]) -> tup
     """
     found, version = {}, ""
     for seed in seeds:
-        path = folder / f"{label}-s{seed}.json"
+        path = folder / _file_name(label, seed)
         if path.is_file():
             found[seed], version = _read(path, job.config)
     if not found:
         raise UsageError(
-            f"--reference {folder} must hold {label}-s{seeds[0]}.json or another of the seeds; train them with "
+            f"--reference {folder} must hold {_file_name(label, seeds[0])} or another of the seeds; train them with "
             "--peer-python"
         )
     return version, found
+
+
+def _file_name(label: str, seed: int) -> str:
+    return f"{file_name(label)}-s{seed}.json"
 
 
 def _read(path: Path, config: RunConfig) -> tuple[list[dict[str, float]], str]:
@@ -123,14 +130,15 @@ def train_curves(
     folder.mkdir(parents=True, exist_ok=True)
     curves, version = {}, ""
     for seed in seeds:
-        path = folder / f"{label}-s{seed}.json"
+        path = folder / _file_name(label, seed)
         if not (path.is_file() and json.loads(path.read_text())["settings"] == settings):
             eval_seed = 10_000 + seed if job.config.eval.seed is None else job.config.eval.seed
             answer = ask_worker(python, {"system": "sb3", "curve": settings, "seed": seed, "eval_seed": eval_seed}, 1)
-            path.write_text(json.dumps({"cell": label, "seed": seed, "settings": settings, **answer}) + "\n")
+            saved = {"cell": label, "seed": seed, "settings": settings, **answer}
+            run_files.replace_text(folder, path.name, json.dumps(saved) + "\n")
         curves[seed], version = _read(path, job.config)
         last = curves[seed][-1]
-        console.print(f"{label} seed {seed}: Stable-Baselines3 {last['mean']:.1f}, {last['cpu_s']:.1f} s CPU")
+        console.print(f"{label} seed {seed}: Stable-Baselines3 {short(last['mean'])}, {last['cpu_s']:.1f} s CPU")
     return version, curves
 
 
@@ -191,6 +199,8 @@ def _missing(config: RunConfig, algo: str) -> Iterator[str]:
         yield "env.wrappers and env.reward_fn"
     if any(x is not None for x in (config.schedule_timesteps, config.init_from, config.max_time, config.dataset)):
         yield "schedule_timesteps, init_from, max_time and dataset"
+    if config.eval.stop_at is not None or config.eval.patience is not None:
+        yield "eval.stop_at and eval.patience"
     for name, (off, _) in SWITCHES.items():
         if getattr(c, name, off) != off:
             yield f"algo.{name}={getattr(c, name)}"

@@ -7,9 +7,11 @@ Native runs share a process: nothing is imported, composed or started twice. Eac
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing import active_children, get_context
@@ -74,6 +76,11 @@ class Run:
     @property
     def score(self) -> float:
         return self.curve[-1]["mean"]
+
+
+def file_name(label: str) -> str:
+    """Return the label of a cell as the beginning of a name of a file or folder."""
+    return re.sub(r"[^\w.-]+", "_", label)
 
 
 def settings(config: RunConfig, algo: str) -> dict[str, Any]:
@@ -182,6 +189,11 @@ def _train_beside(
             for child in active_children():
                 child.kill()
             raise
+        except BrokenProcessPool as e:
+            raise RuntimeError(
+                "a process of --jobs was killed, perhaps because the memory was full; use a lower --jobs: the same "
+                "command with --runs continues"
+            ) from e
         except BaseException:
             flag.touch()
             pool.shutdown(wait=True, cancel_futures=True)
@@ -220,6 +232,8 @@ def _require_same(config: RunConfig, algo: str, seed: int, folder: Path) -> None
         return
     if is_alive(folder):
         raise UsageError(f"{shown(folder)} is being trained by another process; wait for it, or choose another --runs")
+    if not any(run_files.is_file(folder, name) for name in ("config.yaml", "checkpoints/last.safetensors")):
+        return  # killed as it started: `train_one` starts over
     asked = {**settings(config, algo), "seed": seed}
     saved = read_config(folder)
     saved = {**_select_deciding(saved), "seed": saved.get("seed")}

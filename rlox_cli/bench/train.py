@@ -453,8 +453,11 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
         words += ["--peer-python PYTHON" for _ in peer_pythons]
         result = {**provenance(" ".join(words)), "versions": versions, "rounds": rounds, "results": rows}
         (out / "train.json").write_text(json.dumps(result, indent=1) + "\n")
-        draw(rows, caption(result)).savefig(out / "train.png", dpi=90)
-        console.print(f"written: {out / 'train.json'}, {out / 'train.png'}")
+        if any("ratio" in row for row in rows):
+            draw(rows, caption(result)).savefig(out / "train.png", dpi=90)
+            console.print(f"written: {out / 'train.json'}, {out / 'train.png'}")
+        else:
+            console.print(f"written: {out / 'train.json'}; there is no picture of busy alone")
     faults = [f"{row['case']}, {system}: {fault}" for row in rows for system, fault in row["faults"].items()]
     if faults:
         raise UsageError("left out of the comparison:\n  " + "\n  ".join(faults))

@@ -9,6 +9,7 @@ import copy
 import itertools
 import math
 import os
+import random
 import re
 import sys
 import time
@@ -35,7 +36,7 @@ from rlox.config.run import to_plain
 from rlox_cli.config.explain import explain
 from rlox_cli.config.overrides import FOLDERS, as_typed, explain_unparsed, flag_value, refuse_blanks, refuse_forms
 from rlox_cli.config.presets import name_choice
-from rlox_cli.config.ranges import count_values, read_search
+from rlox_cli.config.ranges import count_values, number_at, read_search
 from rlox_cli.config.rules import apply_settings, check_run
 from rlox_cli.config.schema import (
     CONFIG_MODULE,
@@ -119,7 +120,10 @@ def compose_typed(
             seconds = (time.perf_counter() - started) / (_SAMPLE - 1) * len(lists)
             if report is not None:
                 report(f"{len(lists):,} jobs: {_SAMPLE} of them are valid; checking all takes about {seconds:.0f} s")
-        return master, [composed_job(number) for number in range(len(lists))]
+        jobs = [composed_job(number) for number in range(len(lists))]
+        if searches(master):
+            read_search(overrides, master).require_independent([to_plain(job.config, job.algo) for job in jobs], master)
+        return master, jobs
 
 
 def compose_jobs(flags: list[str], overrides: list[str]) -> list[Job]:
@@ -210,7 +214,7 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
             master = composed(fixed, config_name, f"job 0 of the sweep ({as_typed(fixed)}): ")
         ray_settings(master)
         if searches(master):
-            return master, list(read_search(overrides, master).corners())
+            return master, read_search(overrides, master).corners(master.seed)
         if not expands(master):
             return master, [fixed]
         return master, _expand_sweeps(parsed)
@@ -265,7 +269,11 @@ def _swept(item: Override) -> list[str]:
             raise UsageError(
                 f"{item.input_line} must give at most {_MOST_JOBS:,} jobs, got {n:,}; start several sweeps"
             )
-    values = list(item.sweep_string_iterator())
+        values = [str(number_at(sweep, i)) for i in range(n)]
+        if sweep.shuffle:
+            random.shuffle(values)
+    else:
+        values = list(item.sweep_string_iterator())
     if not values:
         raise UsageError(
             f"{item.input_line} must match a name, got none; `rlox ls` lists names of algorithms and others"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import fields
 from decimal import Decimal
@@ -63,20 +64,24 @@ def split_args(args: list[str]) -> tuple[list[str], list[str]]:
     Raises
     ------
     UsageError
-        If a word is neither.
+        If a word is neither, or a flag has no value.
     """
     flags, overrides = [], []
-    words = iter(args)
-    for word in words:
-        if word in _VALUE_FLAGS:
+    words = deque(args)
+    while words:
+        word = words.popleft()
+        name, _, value = word.partition("=")
+        if name in _VALUE_FLAGS and not value:
             flags.append(word)
-            value = next(words, None)
-            if value is not None:
-                flags.append(value)
+            if word == name and words and not words[0].startswith("-"):
+                flags.append(words.popleft())
+            elif word not in ("--info", "-i"):
+                got = words[0] if words and word == name else "nothing"
+                raise UsageError(f"{name} must be followed by its value, got {got}; type {name} VALUE, or leave it out")
         elif word.startswith("-"):
-            if (name := word.partition("=")[0]) not in _FLAGS | _VALUE_FLAGS:
+            if name not in _FLAGS | _VALUE_FLAGS:
                 known = {"--import", "--check", *_FLAGS, *_VALUE_FLAGS}
-                value = word.partition("=")[2] or next(words, "…")
+                value = value or (words[0] if words else "…")
                 hint = _as_setting(name, "…" if value.startswith("-") else value) or nearest(name, known)
                 raise UsageError(f"{_short(name)} is no flag; {hint}")
             flags.append(word)

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -83,13 +84,20 @@ def count_values(line: str, sweep: RangeSweep) -> int:
     numbers = (sweep.start, sweep.stop, sweep.step)
     if not all(map(math.isfinite, numbers)):
         raise UsageError(f"{line} must have finite numbers as its ends and its step")
-    start, stop, step = map(Fraction, numbers)
+    start, stop, step = (Fraction(str(number)) for number in numbers)  # as typed: 0.4 is 4 times 0.1
     if not step:
         raise UsageError(f"{line} must have a step that is not 0")
     n = math.ceil((stop - start) / step)
     if n < 1:
         raise UsageError(f"{line} must contain a number, got an empty range: range(START,STOP) ends before STOP")
     return n
+
+
+def number_at(sweep: RangeSweep, i: int) -> int | float:
+    """Return number `i` of a range as it would be typed: 0.3 and not 0.30000000000000004."""
+    if all(isinstance(number, int) for number in (sweep.start, sweep.stop, sweep.step)):
+        return sweep.start + i * sweep.step
+    return float(Decimal(str(sweep.start)) + i * Decimal(str(sweep.step)))
 
 
 @dataclass(frozen=True)
@@ -135,16 +143,46 @@ class Search:
     fixed: list[str]
     spaces: list[Space]
 
-    def overrides(self, values: dict[str, Any]) -> list[str]:
-        """Return the overrides of a trial with these `values`, as they are typed."""
+    def overrides(self, values: dict[str, Any], seed: int | None = None) -> list[str]:
+        """Return the overrides of a trial with these `values`, as they are typed; a `seed` replaces the typed one."""
         chosen = [f"{space.key}={values[space.key]}" for space in self.spaces]
         # kwargs may have any key, but in Hydra's strict mode each key would be unknown.
-        return [*self.fixed, *(f"++{line}" if ".kwargs." in line else line for line in chosen)]
+        lines = [*self.fixed, *(f"++{line}" if ".kwargs." in line else line for line in chosen)]
+        return lines if seed is None else [*(line for line in lines if not line.startswith("seed=")), f"seed={seed}"]
 
-    def corners(self) -> Iterator[list[str]]:
-        """Yield the overrides of a few jobs that cover every choice and both ends of every range."""
-        for i in range(max(len(space.ends()) for space in self.spaces)):
-            yield self.overrides({s.key: s.ends()[i % len(s.ends())] for s in self.spaces})
+    def _corners(self) -> list[tuple[dict[str, Any], int]]:
+        """Return the values and the run's number of each of the `corners`."""
+        n = max(len(space.ends()) for space in self.spaces)
+        values = [{s.key: s.ends()[i % len(s.ends())] for s in self.spaces} for i in range(n)]
+        return [*((each, 0) for each in values), *([(values[0], 1)] if self.settings.n_seeds > 1 else [])]
+
+    def corners(self, seed: int) -> list[list[str]]:
+        """Return the overrides of a few jobs that cover every choice and both ends of every range.
+
+        If trials have several runs, the last job has another seed than `seed`, which the others have.
+        """
+        return [self.overrides(values, seed + run if run else None) for values, run in self._corners()]
+
+    def require_independent(self, configs: list[dict[str, Any]], cfg: DictConfig) -> None:
+        """Raise a UsageError if `configured` would miss a change: a key that refers to another one, which differs.
+
+        Parameters
+        ----------
+        configs : list of dict
+            The resolved configurations of the `corners`.
+        cfg : DictConfig
+            The configuration composed from the fixed values, where references are not resolved.
+        """
+        from rlox_cli.records.runs import flatten
+
+        for (values, run), config in zip(self._corners(), configs, strict=True):
+            known = dict(flatten(self.configured(configs[0], values, run)))
+            for key, value in flatten(config):
+                if key not in values and known.get(key) != value:
+                    raise UsageError(
+                        f"{key} must not depend on {'the seed' if run else 'a searched key'} in a search, got "
+                        f"{dict(flatten(OmegaConf.to_container(cfg))).get(key)}; type its value, or leave it out"
+                    )
 
     def configured(self, config: dict[str, Any], values: dict[str, Any], run: int) -> dict[str, Any]:
         """Return the resolved `config`, changed for run number `run` of a trial with these `values`."""
@@ -280,7 +318,7 @@ def _space(override: Override) -> Space:
         if log:
             raise UsageError(f"{key} must be tag(log,interval(LOW,HIGH)), or with int(interval(…)) in it, got {text}")
         n = count_values(override.input_line, sweep)
-        low, high = sorted((sweep.start, sweep.start + (n - 1) * sweep.step))
+        low, high = sorted((sweep.start, number_at(sweep, n - 1)))
         space = Space(key, text, (), low, high, abs(sweep.step))
     else:
         return Space(key, text, tuple(override.sweep_string_iterator()))

@@ -20,7 +20,9 @@ from typing import Any, ClassVar
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -384,13 +386,16 @@ def dataset_files(typed: str = "") -> list[str]:
 
 def with_env(overrides: list[str]) -> list[str]:
     """Return `overrides` with the environment in which their dataset was gathered, unless they name one."""
-    typed = [override.partition("=") for override in overrides]
-    sources = [value for key, _, value in typed if key.lstrip("+") in ("dataset", "dataset.source")]
-    if not sources or any(key.lstrip("+") in ("env", "env.id", "experiment") for key, _, _ in typed):
+    keys = [override.partition("=")[0].lstrip("+") for override in overrides]
+    lines = [line for key, line in zip(keys, overrides, strict=True) if key in ("dataset", "dataset.source")]
+    if not lines or any(key in ("env", "env.id", "experiment") for key in keys):
         return overrides
     try:
-        envs = [dataset_metadata(with_home("dataset", source)).get("env", {}) for source in sources[-1].split(",")]
-    except (OSError, ValueError, ImportError):
+        parsed = OverridesParser.create().parse_override(lines[-1])
+        values = parsed.sweep_iterator() if parsed.is_sweep_override() else [parsed.value()]
+        sources = [str(getattr(value, "text", value)) for value in values]  # without the quotes of a quoted one
+        envs = [dataset_metadata(with_home("dataset", source)).get("env", {}) for source in sources]
+    except (OSError, ValueError, ImportError, HydraException):
         return overrides  # the check of the whole job reports what is wrong
     env, *others = envs
     if any(other != env for other in others):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from importlib.resources import files
 from pathlib import Path
 
@@ -71,9 +72,12 @@ def copy(name: str, dest: Path, force: bool) -> None:
             file.write(text.encode())
     console = TextConsole()
     what = shown(next(iter(targets))) if len(targets) == 1 else f"{len(targets)} files to {shown(dest)}"
-    group, _, choice = key.partition("/")
-    choose = f" {group}={choice}" if choice and group != "tuned" else ""
+    group, _, choice = key.rpartition("/") if key.startswith("hydra/") else key.partition("/")
+    # Launchers, sweepers and presets with settings for them need a sweep, and replay memories an algorithm with one.
+    words = ["-m"] * (group.startswith("hydra/") or (group == "experiment" and "\nhydra:" in everything[key]))
+    words += [f"algo={'dreamer' if choice == 'sequence' else 'dqn'}"] * (group == "buffer")
+    words += [f"{group}={choice}"] * bool(choice and group != "tuned")
     if group == "tuned" and choice.count("/"):
-        choose = " algo={} env={}".format(*choice.split("/", 1))
+        words = "algo={} env={}".format(*choice.split("/", 1)).split()
     console.print(f"copied {what}")
-    console.print(f"  {'use it with':<12} rlox train -cd {dest}{choose}")
+    console.print(f"  {'use it with':<12} {shlex.join(['rlox', 'train', '-cd', str(dest), *words])}")

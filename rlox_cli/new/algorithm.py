@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from pathlib import Path
+from shlex import quote
 from sys import stdlib_module_names
 from typing import Any
 
@@ -125,7 +126,7 @@ def make_algorithm(name: str, like: str, folder: Path | None) -> None:
     Raises
     ------
     UsageError
-        If the name is taken or no name of a module, or `like` cannot be copied.
+        If the name is taken or no name of a module, its class would hide another, or `like` cannot be copied.
     """
     check_name(name)
     if entry_of(name) is not None:
@@ -140,8 +141,8 @@ def make_algorithm(name: str, like: str, folder: Path | None) -> None:
         texts,
         [
             ("change", f"{folder / name}.py"),
-            ("test", f"cd {folder} && pytest"),
-            ("train", f"cd {folder} && rlox train --import {name} algo={name} {task}"),
+            ("test", f"cd {quote(str(folder))} && pytest"),
+            ("train", f"cd {quote(str(folder))} && rlox train --import {name} algo={name} {task}"),
         ],
     )
 
@@ -160,6 +161,11 @@ def texts_of(name: str, like: str) -> dict[str, str]:
         "from rlox.algorithms import ALGORITHMS",
         "from rlox.algorithms import Entry",
     }
+    taken = {*names, *(line.split()[-1] for line in imports)}
+    if clash := taken & {cls, f"{cls}Config"}:
+        raise UsageError(
+            f"NAME must not give the class {cls}, since the file needs another {min(clash)}; choose another, got {name}"
+        )
     values: dict[str, Any] = {
         "name": name,
         "title": title,

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
+import gymnasium
+
+from rlox.envs.registry import is_multi_agent, is_native
+from rlox.envs.tensor import table
 from rlox_cli.new.files import check_name, class_name, pyproject, write_package
+from rlox_cli.terminal.errors import UsageError
 
 _MODULE = '''"""{title}: an environment for `rlox train --import {name} env={cls}-v0`."""
 
@@ -121,14 +127,23 @@ takes nanoseconds, write a native environment (the manual's page "Native extensi
 
 
 def make_environment(name: str, folder: Path | None) -> None:
-    """Write a package with the environment `name`."""
+    """Write a package with the environment `name`.
+
+    Raises
+    ------
+    UsageError
+        If the name is no name of a module, or its id is taken: rlox's own environment would be used instead.
+    """
     check_name(name)
     folder = Path(name) if folder is None else folder
     cls = class_name(name)
+    known = {*table.tensor_env_ids(), *table.tensor_agent_ids(), *gymnasium.registry}
+    if (env_id := f"{cls}-v0") in known or is_native(env_id) or is_multi_agent(env_id):
+        raise UsageError(f"NAME must give a new id, but there is an environment {env_id}; choose another, got {name}")
     commands = [
         ("change", f"{folder / name}.py"),
-        ("test", f"cd {folder} && pytest"),
-        ("train", f"cd {folder} && rlox train --import {name} env={cls}-v0"),
+        ("test", f"cd {quote(str(folder))} && pytest"),
+        ("train", f"cd {quote(str(folder))} && rlox train --import {name} env={cls}-v0"),
     ]
     write_package(folder, texts_of(name), commands)
 

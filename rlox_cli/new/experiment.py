@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
 
+from rlox.algorithms import entry_of, resolve
 from rlox.config import nearest, tuned, tuned_pairs
-from rlox_cli.config.presets import choice_names, config_of
+from rlox_cli.config.compose import compose_jobs
+from rlox_cli.config.presets import choice_names, config_of, read_presets
 from rlox_cli.config.shipped import SCHEMA_FOLDER, read_schema
+from rlox_cli.families.family import family_of
 from rlox_cli.new.files import check_name, write_package
 from rlox_cli.terminal.errors import UsageError
 
@@ -67,13 +72,15 @@ Put what must stay fixed into the YAML, and what varies on the command line. Res
 """
 
 
-def make_experiment(name: str, algo: str, env: str, folder: Path | None) -> None:
+def make_experiment(name: str, algo: str, env: str | None, folder: Path | None) -> None:
     """Write a folder with the preset `name` for an algorithm and an environment.
+
+    By default this is CartPole-v1, or Pendulum-v1 if the algorithm needs continuous actions.
 
     Raises
     ------
     UsageError
-        If there is no such algorithm or preset, or it needs a dataset or a language model.
+        If there is no such algorithm or preset, it needs a dataset or a language model, or the two do not fit.
     """
     check_name(name)
     config = config_of(algo)
@@ -84,11 +91,17 @@ def make_experiment(name: str, algo: str, env: str, folder: Path | None) -> None
             f"--algo must learn in an environment, got {algo}, which learns from a dataset; `rlox cp "
             "experiment/grpo-copy` copies a preset with one"
         )
+    if env is None:
+        kinds = resolve((entry_of(algo) or entry_of(read_presets()[algo])).cls).actions
+        env = "CartPole-v1" if "discrete" in kinds else "Pendulum-v1"
+    (job,) = compose_jobs([], [f"algo={algo}", f"env={env}"])
+    run = replace(job.config, env=replace(job.config.env, n_envs=1, workers=0))
+    family_of(run.algo, env).build(resolve(entry_of(job.algo).cls), run, Path()).close()
     folder = Path(name) if folder is None else folder
     commands = [
         ("change", f"{folder}/conf/experiment/{name}.yaml"),
-        ("test", f"cd {folder} && pytest"),
-        ("train", f"cd {folder} && rlox train -cd conf experiment={name}"),
+        ("test", f"cd {quote(str(folder))} && pytest"),
+        ("train", f"cd {quote(str(folder))} && rlox train -cd conf experiment={name}"),
     ]
     write_package(folder, texts_of(name, algo, env), commands)
 

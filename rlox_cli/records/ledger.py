@@ -9,11 +9,12 @@ job is stored only in that record, ``<sweep>/<folder>/metrics.jsonl``, so no cop
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -79,7 +80,9 @@ class Progress:
     may_pass: bool = False  # whether another try may succeed
     saved: int = -1  # step of the newest checkpoint to resume from; -1: there is none
     started: float = 0.0  # when the newest attempt began, in seconds since the epoch
+    began: int = 0  # step at which it began
     failure: dict[str, Any] | None = None  # newest failure that is in the ledger, not in the record
+    _scores: list[tuple[int, float, float | None]] = field(default_factory=list)  # step, mean and spread
     _end: int = 0
     _status: str | None = None
     _since: float = 0.0
@@ -121,7 +124,9 @@ class Progress:
         event = row.get("event")
         if event == "start":
             self.attempts, self._status, self.message, self.may_pass = self.attempts + 1, None, "", False
-            self._since = self.started = row["time"]
+            self._since, self.started, self.began = row["time"], row["time"], row["step"]
+            # Later evaluations are repeated.
+            self._scores = [score for score in self._scores if score[0] <= self.began]
         elif event == "checkpoint":
             self.saved = max(self.saved, row["step"]) if row["kind"] == "last" else self.saved
             return  # recorded when the file is on disk, which may be after later steps
@@ -131,8 +136,10 @@ class Progress:
         self.seconds += max(0.0, row["time"] - self._since)
         self._since = row["time"]
         if (score := row.get("eval/mean_return")) is not None:
-            self.last, self.spread = score, row.get("eval/std_return")
-            self.best = score if self.best is None else max(self.best, score)
+            self._scores.append((self.step, score, row.get("eval/std_return")))
+        if event == "start" or score is not None:
+            _, self.last, self.spread = self._scores[-1] if self._scores else (0, None, None)
+            self.best = max((mean for _, mean, _ in self._scores), default=None)
 
 
 class Sweep:
@@ -154,11 +161,11 @@ class Sweep:
         Raises
         ------
         UsageError
-            If the folder contains a run or a sweep.
+            If the folder, or that of a job, contains a run or a sweep.
         """
         sweep = cls(folder.absolute(), head)
-        lines = [{"sweep": 1, **asdict(head)}, *(asdict(job) for job in sweep._add_jobs(jobs))]
         require_new(sweep.folder)
+        lines = [{"sweep": 1, **asdict(head)}, *(asdict(job) for job in sweep._add_jobs(jobs, new=True))]
         sweep.folder.mkdir(parents=True, exist_ok=True)
         sweep.hold()
         try:
@@ -229,7 +236,7 @@ class Sweep:
                     raise _explain_damage(path, 1, "be followed by whole lines, one for each job")
         return sweep
 
-    def _add_jobs(self, jobs: Iterable[SweepJob]) -> Iterator[SweepJob]:
+    def _add_jobs(self, jobs: Iterable[SweepJob], new: bool = False) -> Iterator[SweepJob]:
         for job in jobs:
             if job.id in self.jobs:
                 raise UsageError(f"the id of a job must be unique, got {job.id} twice")
@@ -240,6 +247,8 @@ class Sweep:
                     f"hydra.sweep.subdir must give each job a folder of its own, got {job.folder} twice; "
                     "add ${hydra:job.num} to it"
                 )
+            if new and os.path.lexists(self.folder / job.folder):
+                require_new(self.folder / job.folder)
             self._folders.add(job.folder)
             self.__dict__.pop("shared", None)
             self.jobs[job.id] = job
@@ -248,7 +257,7 @@ class Sweep:
 
     def add(self, jobs: Iterable[SweepJob]) -> None:
         """Append jobs that a sweeper has chosen since. The caller holds the sweep."""
-        self._append(asdict(job) for job in self._add_jobs(jobs))
+        self._append(asdict(job) for job in self._add_jobs(jobs, new=True))
 
     def note_failure(self, job: SweepJob, message: str, may_pass: bool) -> None:
         """Append a failure that is not in the job's own record. The caller holds the sweep."""
@@ -315,15 +324,15 @@ def ask_to_stop(flag: Path, text: str = "") -> None:
             file.write(text.encode())
 
 
-def job_id(overrides: Iterable[str], taken: Iterable[str] = ()) -> str:
+def job_id(overrides: Iterable[str], taken: Container[str] = ()) -> str:
     """Return eight hexadecimal digits that identify a run: a hash of its overrides in any order, without Hydra's own.
 
-    A second run with the same overrides gets a number appended.
+    A second run with the same overrides gets a number appended. `taken` are the ids of the other runs.
     """
     makes = sorted(line for line in overrides if not re.match(r"\+*hydra[./]", line))
     name = hashlib.sha256("\n".join(makes).encode()).hexdigest()[:8]
-    same = sum(other.partition("-")[0] == name for other in taken)
-    return f"{name}-{same}" if same else name
+    names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(1)))
+    return next(each for each in names if each not in taken)
 
 
 def _line(item: dict[str, Any]) -> str:

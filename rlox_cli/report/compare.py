@@ -47,9 +47,7 @@ def main(a: Path, b: Path, metric: str | None, threshold: float | None, as_json:
         raise UsageError(f"--threshold must be a finite number, got {threshold}")
     sides = []
     for path in (a, b):
-        runs, notes = read_runs([path], metric)
-        if keys := find_differing_keys(runs):
-            notes.append(f"{path} pools runs that differ in {join_first_words(keys)}")
+        runs, notes = read_side(path, metric)
         for note in notes:
             print_text(f"rlox compare: {note}", stderr=True)
         sides.append(runs)
@@ -61,6 +59,14 @@ def main(a: Path, b: Path, metric: str | None, threshold: float | None, as_json:
         for name, path, runs in zip("AB", (a, b), sides, strict=True):
             console.print(f"{name}  {path}: {len(runs)} run{'s' if len(runs) != 1 else ''}")
         _print(comparison, console)
+
+
+def read_side(path: Path, metric: str) -> tuple[list[Run], list[str]]:
+    """Return the runs under `path`, and notes on those that are left out, or that differ in more than the seed."""
+    runs, notes = read_runs([path], metric)
+    if keys := find_differing_keys(runs):
+        notes.append(f"{path} pools runs that differ in {join_first_words(keys)}")
+    return runs, notes
 
 
 def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | None = None) -> dict[str, Any]:
@@ -79,10 +85,20 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
         raise UsageError(f"A and B must have an environment in common, got {there} and {others}")
     finals, by_env = [], {}
     for env in envs:
-        sides = [ended([run for run in side if run.env == env]) for side in (a, b)]
+        of_env = [[run for run in side if run.env == env] for side in (a, b)]
+        sides = [ended(side) for side in of_env]
         required = _required_score(sides, metric) if threshold is None else threshold
         ours, theirs = (_values(side, metric, -1) for side in sides)
         finals.append((ours, theirs))
+        found = verdict(ours, theirs, "better" if metric in RETURNS else "higher")
+        done = [any(run.status == "finished" for run in side) for side in sides]
+        if done[0] != done[1]:
+            one, other = "BA" if done[0] else "AB"
+            sentence = (
+                f"no verdict, because no run of {one} is finished and runs of {other} are; finish those of {one} "
+                "(rlox train resume=RUN)"
+            )
+            found |= {"winner": None, "runs_needed": None, "sentence": sentence}
         by_env[env] = {
             "unit": units(run for side in sides for run in side),
             "runs": [
@@ -91,7 +107,8 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
             "metrics": _metrics(sides, metric, required),
             "threshold": required,
             "pairs": _pairs(sides, metric),
-            "verdict": verdict(ours, theirs, "better" if metric in RETURNS else "higher"),
+            "verdict": found,
+            "notes": [note for name, side in zip("AB", of_env, strict=True) for note in _unfinished(name, side)],
         }
     result: dict[str, Any] = {
         "metric": metric,
@@ -102,6 +119,15 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
     if len(envs) > 1:
         result["improvement"] = improvement([b for _, b in finals], [a for a, _ in finals])._asdict()
     return to_json_numbers(result)
+
+
+def _unfinished(name: str, side: Sequence[Run]) -> list[str]:
+    """Return a note if runs of the side `name` are not finished."""
+    states = [run.status for run in side if run.status != "finished"]
+    kinds = ", ".join(sorted(set(states)))
+    if len(states) == len(side):
+        return [f"no run of {name} is finished: {kinds}"]
+    return [f"{len(states)} of {len(side)} runs of {name} are left out: {kinds}"] if states else []
 
 
 def verdict(a: np.ndarray, b: np.ndarray, word: str = "better") -> dict[str, Any]:
@@ -257,7 +283,7 @@ def _print(comparison: dict[str, Any], console: Console) -> None:
         console.print(f"\n{env}")
         print_table(console, _metrics_table(result, comparison["metric"]))
         pairs, seeds = result["pairs"], [[run["seed"] for run in side] for side in result["runs"]]
-        lines = [f"seeds: A {_seeds(seeds[0])}; B {_seeds(seeds[1])}"]
+        lines = [*result["notes"], f"seeds: A {_seeds(seeds[0])}; B {_seeds(seeds[1])}"]
         if pairs["seeds"]:
             ties = f", {pairs['equal']} equal" if pairs["equal"] else ""
             lines.append(f"seeds that both have: {len(pairs['seeds'])}; B ended higher in {pairs['b_higher']}{ties}")

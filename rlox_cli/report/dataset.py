@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 
 import numpy as np
 import yaml
+from hydra.core.override_parser.types import Quote, QuotedString
 from rich.console import Console
 
 from rlox.checkpoint import one_line
@@ -86,11 +89,13 @@ def print_written(out: str) -> None:
     console.print(f"written: {out}")
     print_dataset(dataset, console)
     algo, env = "td3_bc" if dataset.n_actions is None else "bc", dataset.metadata.get("env", {})
-    words = [f"rlox train algo={algo} dataset={out}"]
+    # Hydra reads other characters only in quotes.
+    source = out if re.fullmatch(r"[\w./:+@-]+", out, re.ASCII) else QuotedString(out, Quote.single).with_quotes()
+    words = ["rlox", "train", f"algo={algo}", f"dataset={source}"]
     # These must be typed again, since a file must not choose them.
     if env and (env.get("kwargs") or find_module(env["id"])) and not env.get("wrappers"):
         words.append(f"env={env['id']}")
         if env.get("kwargs"):
             kwargs = yaml.safe_dump(env["kwargs"], default_flow_style=True, width=10_000).strip()
-            words.append(f"'env.kwargs={kwargs}'")
-    console.print(f"  {'train':<12} {' '.join(words)}")
+            words.append(f"env.kwargs={kwargs}")
+    console.print(f"  {'train':<12} {shlex.join(words)}")

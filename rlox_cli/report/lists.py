@@ -87,6 +87,7 @@ def _list_runs(folder: Path, console: Console) -> None:
     from rlox.tracking.record import is_alive, read_rows
     from rlox.tracking.store import read_config
     from rlox_cli.records.folders import find_runs
+    from rlox_cli.records.runs import short
     from rlox_cli.terminal.paths import shown
 
     runs = find_runs(folder)
@@ -111,7 +112,7 @@ def _list_runs(folder: Path, console: Console) -> None:
             # A damaged run does not hide the others.
             print_text(f"rlox ls: {shown(run)} is left out: {paragraph(e)}", stderr=True)
             continue
-        shown_best = "" if best is None else f"{best:.1f}"
+        shown_best = "" if best is None else short(best)
         table.add_row(shown(run), *what, f"{steps:,}", status, shown_best)
         unfinished |= status in ("killed", "interrupted", "failed")
     print_table(console, table)

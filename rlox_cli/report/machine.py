@@ -21,7 +21,7 @@ from rlox_cli.terminal.console import TextConsole
 _DISTRIBUTION = "rlox-cli"
 _GROUPS = ("algorithms", "buffers", "envs", "loggers", "rewards")  # of entry points, each after ``rlox.``
 _VARIABLES = re.compile(
-    r"RLOX_|OMP_|MKL_|OPENBLAS_|KMP_|GOMP_|CUDA_VISIBLE_DEVICES$|PYTHON(UTF8|OPTIMIZE|MALLOC|GIL)$|LC_ALL$|LANG$"
+    r"RLOX_(?!PULLED|VLLM_PYTHON)|OMP_|MKL_|OPENBLAS_|KMP_|GOMP_|CUDA_VISIBLE_DEVICES$|PYTHON(UTF8|OPTIMIZE|MALLOC|GIL)$|LC_ALL$|LANG$"
 )
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD")
 _GIB = 2**30

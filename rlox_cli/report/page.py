@@ -15,7 +15,7 @@ import yaml
 
 from rlox import __version__
 from rlox.tracking.store import read_plain
-from rlox_cli.records.runs import Group, Run, metric_name, plain
+from rlox_cli.records.runs import Group, Run, metric_name, plain, units
 from rlox_cli.report.picture import Picture, cells
 from rlox_cli.terminal.paths import shown
 
@@ -53,7 +53,8 @@ def page(picture: Picture, svg: str, notes: Sequence[str]) -> str:
     """Return the whole HTML text."""
     envs = ", ".join(dict.fromkeys(group.env for group in picture.groups))
     n_runs = sum(len(group.runs) for group in picture.groups)
-    heads = ("group", "environment", "runs", f"final {metric_name(picture.metric)}", "95 % interval", "best", "steps/s")
+    speed = f"{units(run for group in picture.groups for run in group.runs)}/s"
+    heads = ("group", "environment", "runs", f"final {metric_name(picture.metric)}", "95 % interval", "best", speed)
     rows, about = [], []
     for group in picture.groups:
         number, (colour, _) = picture.labels.index(group.label), picture.appearance(group.label)
@@ -82,8 +83,8 @@ def page(picture: Picture, svg: str, notes: Sequence[str]) -> str:
 </tbody>
 </table>
 <p>Scores are interquartile means over runs (over the finished ones, if there are any), with percentile bootstrap
-intervals; best is the mean of each run's best value. In a curve, a run that finished early keeps its last value. Point
-at a row to highlight its group, untick it to hide the group.</p>
+intervals; best is the same of each run's highest return. In a curve, a run that finished early keeps its last value.
+Point at a row to highlight its group, untick it to hide the group.</p>
 <h2>Groups</h2>
 {chr(10).join(about)}
 <script>{_SCRIPT}</script>

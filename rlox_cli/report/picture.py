@@ -60,7 +60,7 @@ class Summary:
     n: int  # runs whose final scores are counted
     final: Interval  # IQM over them
     finals: np.ndarray  # (n,)
-    best: float  # IQM of each run's best
+    best: float | None  # IQM of each run's best; only of returns, since the best loss is not the highest
     speed: float  # median of environment steps (offline: updates) per second
     counted: str  # number of runs in each state
 
@@ -75,7 +75,7 @@ def summarise(group: Group, metric: str) -> Summary:
         len(runs),
         interval([finals]),
         finals,
-        float(iqm([run.series[metric].values.max() for run in runs])),
+        float(iqm([run.series[metric].values.max() for run in runs])) if metric in RETURNS else None,
         float(np.median([run.speed for run in group.runs])),
         ", ".join(f"{count} {state}" for state, count in states.items()),
     )

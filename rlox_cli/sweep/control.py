@@ -84,6 +84,8 @@ def plan_jobs(jobs: list[Job]) -> list[SweepJob]:
 
 def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
     """Resume a sweep; `args` are ``--import`` again, and settings of another launcher."""
+    if str(folder).startswith("-"):
+        raise UsageError(f"DIR must come before {folder}, got {folder} first; type: rlox sweep resume DIR {folder} …")
     console = TextConsole()
     modules, words = take_imports(args)
     flags, typed = split_args(words)

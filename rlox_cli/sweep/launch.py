@@ -357,7 +357,7 @@ def _line(sweep: Sweep, job: SweepJob, progress: Progress) -> str:
         text = (
             "runs"
             if progress.attempts == 1
-            else f"resumes at {unit[:-1]} {progress.step:,}, attempt {progress.attempts}"
+            else f"resumes at {unit[:-1]} {progress.began:,}, attempt {progress.attempts}"
         )
     elif text in ("failed", "killed", "interrupted"):
         text += f" at {unit[:-1]} {progress.step:,}" + (f": {progress.message}" if progress.message else "")

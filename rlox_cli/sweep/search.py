@@ -177,9 +177,7 @@ class Trials:
         known = {job.extra.get("run"): job for job in sweep.jobs.values() if job.extra.get("trial") == trial.number}
         for run in range(self.settings.n_seeds):
             plain = self.search.configured(config, trial.params, run)
-            overrides = self.search.overrides(trial.params)
-            if self.settings.n_seeds > 1:
-                overrides = [line for line in overrides if not line.startswith("seed=")] + [f"seed={plain['seed']}"]
+            overrides = self.search.overrides(trial.params, plain["seed"] if self.settings.n_seeds > 1 else None)
             if run not in known:
                 name = plain.get("preset") or plain["algo"]["name"]
                 folder = f"{trial.number}-{run_name(name, plain['env']['id'], plain['seed'])}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PRESET = Path("experiment") / "best.yaml"
 PICTURE = "study.png"
-_GROUPS = ("algo", "env", "buffer", "tuned")
+_GROUPS = ("algo", "env", "buffer", "dataset", "tuned")
 _STATES = {
     TrialState.COMPLETE: "finished",
     TrialState.PRUNED: "pruned",
@@ -71,7 +71,7 @@ def report(study: optuna.Study, search: Search, folder: Path, console: Console) 
     for name, value in (
         ("best", f"trial {best.number}: mean return {best.value:.1f}"),
         ("train it", f"rlox train {shlex.join(overrides)}"),
-        ("as a preset", f"rlox train -cd {shown(folder)} experiment=best"),
+        ("as a preset", f"rlox train -cd {shlex.quote(shown(folder))} experiment=best"),
         ("importance", shares),
         ("picture", shown(folder / PICTURE)),
     ):
