@@ -226,6 +226,22 @@ def test_defaults_equal_the_documented_ones():
         hybrid.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("reward_fn", "sign"),
+        ("env_kwargs", {"max_episode_steps": 9}),
+        ("env_wrappers", ["gymnasium.wrappers.ClipReward"]),
+        ("env_workers", 2),
+        ("env_backend", "gym"),
+        ("remote", None),
+    ],
+)
+def test_arguments_that_the_thread_would_ignore_are_errors(name, value):
+    with pytest.raises(TypeError, match=f"HybridPPO: {name} must be left out, .* use PPO"):
+        rlox.HybridPPO("CartPole-v1", 2, **{name: value})
+
+
 def test_hybrid_ppo_collects_with_its_configuration():
     """The first rollout uses the initial weights, so PPO's own collector has the same rollout."""
     options = {"n_steps": 32, "gamma": 0.5, "gae_lambda": 0.3, "activation": "relu"}

@@ -1,22 +1,29 @@
 """Checkpoints: their contents, reading them with NumPy alone, and errors for damaged files."""
 
+import itertools
 import json
 import os
 import pickle
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from math import inf as INF
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from torch import nn
 
 import rlox
 from rlox.algorithms import ALGORITHMS, PPO, resolve
-from rlox.checkpoint import Checkpoint, decode_value, load_checkpoint, save_checkpoint, trained_for
+from rlox.checkpoint import Checkpoint, decode_value, encode_value, load_checkpoint, save_checkpoint, trained_for
+from rlox.checkpoint.file import _digest
+from rlox.checkpoint.values import Lost
 
 
 @pytest.fixture(scope="module")
@@ -146,28 +153,36 @@ def test_a_failed_write_keeps_the_old_file(saved, tmp_path, monkeypatch):
 def test_a_checkpoint_is_read_consistently_while_a_training_replaces_it(tmp_path, monkeypatch, mapped):
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # more replacements a second
     path = tmp_path / "last.safetensors"
-    agent = rlox.PPO("CartPole-v1", n_envs=2, seed=0)
-    agent.save(path)
-    written = load_checkpoint(path)
-    stopped, n_written = threading.Event(), 0
+    rlox.PPO("CartPole-v1", n_envs=2, seed=0).save(path)
+    first = load_checkpoint(path)
+    weights = first.tensors["policy"]
+    first.tensors["policy"] = {name: np.zeros_like(array) for name, array in weights.items()}
+    save_checkpoint(path, first)
+    stopped, read = threading.Event(), {}
 
     def replace():
-        nonlocal n_written
-        while not stopped.is_set():
-            n_written += 1
-            for name, weights in written.tensors["policy"].items():
-                written.tensors["policy"][name] = weights + 1
-            save_checkpoint(path, written)
+        for number in itertools.takewhile(lambda _: not stopped.is_set(), itertools.count()):
+            # Whole numbers, the same in all arrays of a file, so that arrays of two files cannot be mixed unnoticed.
+            first.tensors["policy"] = {name: np.full_like(array, number) for name, array in weights.items()}
+            save_checkpoint(path, first)
+
+    def number_in(checkpoint):
+        (number,) = {number for array in checkpoint.tensors["policy"].values() for number in np.unique(array).tolist()}
+        return number
 
     writer = threading.Thread(target=replace)
     writer.start()
     try:
-        read = [load_checkpoint(path, mapped=mapped) for _ in range(300)]
+        while len(read) < 50 and writer.is_alive():
+            found = load_checkpoint(path, mapped=mapped)
+            assert found.tensors["policy"].keys() == weights.keys()
+            read.setdefault(number_in(found), found)
     finally:
         stopped.set()
         writer.join()
-    assert n_written > 10
-    assert len({float(next(iter(one.tensors["policy"].values())).flat[0]) for one in read}) > 5
+    assert len(read) == 50
+    for number, found in read.items():  # what was read stays, though the file is another by now
+        assert number_in(found) == number
 
 
 def test_a_missing_folder_is_created(saved, tmp_path):
@@ -419,6 +434,8 @@ ANY_VALUES = {
     "pair": (1, (2.5, None)),
     "names": {1: "one", (2, 3): ["x"], None: True},
     "array": np.arange(3, dtype=np.float32),
+    "texts": np.array(["", "a text"] * 300),
+    "wide": np.zeros(5, "U40"),
     "tagged": {"rlox": "tuple", "value": 3},
     "nan": float("nan"),
     "inf": -float("inf"),
@@ -451,6 +468,7 @@ def test_an_argument_that_no_file_can_contain_must_be_passed_again(tmp_path):
     "value",
     [
         {"rlox": "array", "dtype": "<U99999", "value": "x"},
+        {"rlox": "array", "dtype": "<U9999", "value": ["x"]},
         {"rlox": "dict", "value": [[[], 0]]},
         {"rlox": "?", "value": 0},
         {"rlox": "tuple"},
@@ -459,6 +477,34 @@ def test_an_argument_that_no_file_can_contain_must_be_passed_again(tmp_path):
 def test_values_that_rlox_has_not_encoded_are_errors(value):
     with pytest.raises(ValueError, match="must be a value that rlox has encoded"):
         decode_value({"a": [value]})
+
+
+def test_an_array_much_larger_than_its_text_is_lost():
+    assert isinstance(decode_value(encode_value(np.zeros(100, "U9999"))), Lost)
+
+
+def test_settings_may_be_infinite(saved, tmp_path):
+    path, run = tmp_path / "ppo.safetensors", {"env": {"wrappers": [{"gymnasium.wrappers.ClipReward": [-INF, INF]}]}}
+    ppo = PPO("CartPole-v1", n_envs=1, n_steps=8, batch_size=8, normalize_obs=True, clip_obs=INF)
+    ppo.save(path, run=run)
+    assert load_checkpoint(path).header["run"] == run
+    assert PPO.from_checkpoint(path).config == ppo.config
+    # Without infinities the text is as it was.
+    with safe_open(saved[0], framework="numpy") as file:
+        assert json.loads(file.metadata()["rlox"])["config"] == saved[1].config.to_dict()
+
+
+@pytest.mark.parametrize("key", ["config", "env", "note"])
+@pytest.mark.parametrize("depth", [400, 600, 950])
+def test_a_deeply_nested_header_is_an_error(key, depth, saved, tmp_path):
+    path, checkpoint = tmp_path / "deep.safetensors", load_checkpoint(saved[0])
+    save_checkpoint(path, checkpoint, **{key: "NESTED"})
+    with safe_open(path, framework="numpy") as file:
+        text = file.metadata()["rlox"].replace('"NESTED"', '{"a":' * depth + "1" + "}" * depth)
+    flat = {f"{section}/{name}": x for section, each in checkpoint.tensors.items() for name, x in each.items()}
+    save_file(flat, path, {"rlox": text, "sha256": _digest(text, flat)})
+    with suppress(ValueError):
+        load_checkpoint(path)
 
 
 class CartPole(CartPoleEnv):

@@ -22,7 +22,7 @@ import rlox
 from rlox.config import DatasetConfig
 from rlox.envs import EnvSpec
 from rlox.envs.spec import SpaceAdapter
-from rlox.offline.dataset import convert, dataset_metadata, require_fit
+from rlox.offline.dataset import action_bounds, convert, dataset_metadata, require_fit
 from rlox.offline.export import export
 from rlox.offline.rows import COLUMNS
 from rlox.offline.scores import normalized_score
@@ -300,6 +300,8 @@ def test_bounds_that_the_file_names_are_used_and_usual_ones_stay_silent(tmp_path
     assert bounds(rows()) == ([-1, -1], [1, 1])
     with pytest.warns(RuntimeWarning, match="are taken from the dataset"):
         assert bounds(rows(), {"act_low": [-2.0, -1.0], "act_high": [2.0, 4.0]}) == ([-2, -1], [2, 4])
+    for incomplete in ({"act_low": [-2.0, -1.0]}, {"act_high": [2.0, 4.0]}):
+        assert bounds(rows(), incomplete) == ([-1, -1], [1, 1])
     constant = rows()
     constant["actions"][:, 1] = -7
     with pytest.warns(RuntimeWarning, match="are taken from the dataset"):
@@ -419,13 +421,18 @@ def test_malicious_metadata_is_rejected(tmp_path):
     good = json.loads(reader.schema.metadata[b"rlox.dataset"])
     for harm in ({"n_actions": -1}, {"obs_shape": [10**9, 10**9]}, {"obs_shape": [-3]}, {"obs_mean": ["x"]},
                  {"obs_std": [0, 0, 0]}, {"obs_mean": [1.0]}, {"env": 3}, {"n_rows": 7}, {"format": 99},
-                 {"policies": [1]}, {"reference_returns": {}}):  # fmt: skip
-        text = json.dumps(good | harm)
+                 {"policies": [1]}, {"reference_returns": {}}, {"env": "NESTED"}):  # fmt: skip
+        text = json.dumps(good | harm).replace('"NESTED"', '{"a":' * 900 + "1" + "}" * 900)
         schema = reader.schema.with_metadata({b"rlox.dataset": text})
         with pa.ipc.new_file(str(tmp_path / "b.arrow"), schema) as writer:
             writer.write_batch(batch)
         with pytest.raises(ValueError, match=r"dataset .*b.arrow: "):
             rlox.open_dataset(tmp_path / "b.arrow", normalize=True)
+
+
+def test_bounds_of_other_lengths_are_not_those_of_the_actions():
+    data = rlox.OfflineDatasetBuffer(**rows(), metadata={"act_low": [-2.0, -2.0, -2.0], "act_high": [2.0, 2.0]})
+    np.testing.assert_array_equal(action_bounds(data), [[-1, -1], [1, 1]])
 
 
 def test_images_keep_their_bytes_and_their_shape(tmp_path):
@@ -435,8 +442,14 @@ def test_images_keep_their_bytes_and_their_shape(tmp_path):
     data = rlox.open_dataset(written(tmp_path / "a.arrow", columns))
     assert data.sample(7, 0)["obs"].shape == (7, 2, 4, 4)
     np.testing.assert_array_equal(data.get_state()["next_obs"], columns["next_obs"])
-    export(data, str(tmp_path / "b.npz"))
-    np.testing.assert_array_equal(rlox.open_dataset(tmp_path / "b.npz").get_state()["obs"], columns["obs"])
+    for name in ("b.npz", "b.h5", "b.parquet"):
+        export(data, str(tmp_path / name))
+        np.testing.assert_array_equal(rlox.open_dataset(tmp_path / name).get_state()["obs"], columns["obs"])
+    # A file of several batches is converted, too.
+    table = pa.ipc.open_file(str(tmp_path / "a.arrow")).read_all()
+    with pa.ipc.new_file(str(tmp_path / "b.arrow"), table.schema) as writer:
+        writer.write_table(table, max_chunksize=20)
+    np.testing.assert_array_equal(rlox.open_dataset(tmp_path / "b.arrow").get_state()["obs"], columns["obs"])
 
 
 def test_scores():

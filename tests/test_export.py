@@ -10,6 +10,7 @@ import sys
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from masked_envs import Legal
 from pseudo_terminal import on_a_terminal, too_wide
 from shaped_envs import Shaped
 from small_algorithms import LANGUAGE, OFF_POLICY, ON_POLICY, SEQUENCES, learner, make, recorded
-from zoo_probes import MaskedZoo, Zoo
+from zoo_probes import MaskedZoo, Together, Zoo
 
 import rlox
 from rlox.algorithms import ALGORITHMS
@@ -109,6 +110,7 @@ CASES = {
     "sac-layer-norm": lambda: make("sac", normalize_obs=True, off={"actor_norm": "layer"}),
     "dreamer": lambda: world_model(VECTOR, spaces.MultiDiscrete([3, 2])),
     "dreamer-image": lambda: world_model(IMAGE, spaces.Box(np.float32([0, -3]), np.float32([0.1, 30]))),
+    "dreamer-vector-first": lambda: world_model(spaces.Dict(a=VECTOR, b=IMAGE), spaces.Discrete(3)),
     "dreamer-camera": lambda: rlox.DreamerV3(CameraWorld, n_envs=2, **SEQUENCES),
     "lstm": lambda: on_policy("ppo", env(VECTOR, spaces.Box(-1, 1, (2,))), memory_layers=2, **MEMORY),
     "gru-image": lambda: on_policy("ppo", env(IMAGE, spaces.Discrete(3)), **{**MEMORY, "memory": "gru"}),
@@ -245,6 +247,17 @@ def test_a_file_takes_no_illegal_action(to, tmp_path):
             only = np.zeros((6, 5), np.bool_)
             only[:, [i, 3 + j]] = True
             assert (run({"obs": obs, "mask": only})["action"] == [i, j]).all()
+
+
+def test_names_of_agents_become_names_of_files(tmp_path):
+    class Teams(Together):
+        spans: ClassVar = {"red/one": (5, True), "red_one": (5, True)}
+
+    agent = rlox.MAPPO("teams", env_fn=Teams, n_envs=2, share_parameters=False, **ON_POLICY)
+    exported = rlox.export(agent, tmp_path / "p.pt", observations=10)
+    assert [one.name for one in exported] == ["red/one", "red_one"]
+    assert [one.files[0].name for one in exported] == ["p_red_one.pt", "p_red_one_.pt"]
+    assert all(one.files[0].is_file() for one in exported)
 
 
 def test_a_normalization_with_a_large_mean_keeps_its_precision(tmp_path):

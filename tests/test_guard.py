@@ -220,6 +220,8 @@ def test_what_the_compiler_adds_for_annotations_does_not_count_as_replaced(tmp_p
 def test_what_is_no_function_counts_as_replaced(value, monkeypatch):
     monkeypatch.setattr(losses, "value_loss", value)
     assert guard.find_replaced(losses) == ["value_loss"]
+    monkeypatch.setattr("rlox.algorithms.ppo.scheduled", value)
+    assert guard.find_replaced(sys.modules["rlox.algorithms.ppo"]) == ["scheduled"]
 
 
 def test_methods_beside_an_update_may_be_replaced(make, monkeypatch):

@@ -144,8 +144,11 @@ def test_an_external_memory_with_n_step_returns_must_implement_cut(tmp_path):
 
 
 @pytest.mark.parametrize("marked", [True, False])
-def test_an_exported_episode_ends_at_a_seam(marked, tmp_path):
-    """Unmarked: as in a memory that rlox 0.6.0 wrote and a resumed run continued to fill."""
+@pytest.mark.parametrize("at_once", [1000, 1])
+def test_an_exported_episode_ends_at_a_seam(at_once, marked, tmp_path, monkeypatch):
+    """Unmarked: as in a memory that rlox 0.6.0 wrote and a resumed run continued to fill. Each block of rows may have
+    just one of each environment, as for images."""
+    monkeypatch.setattr("rlox.offline.collect.block_rows", lambda row_bytes: at_once)
     dqn = DQN(ENV, buffer={"name": "uniform", "size": 300}, **SMALL)
     dqn.train(60)
     dqn.save(tmp_path / "a.safetensors", memory=True)

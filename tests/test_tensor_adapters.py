@@ -295,6 +295,28 @@ def test_environments_of_jax(jax, parts):
         torch.testing.assert_close(out["obs"], torch.where(over, first, led_to))
 
 
+class WithKey(BraxLike):
+    """It holds a random key and the number of its steps, as environments of MuJoCo Playground do."""
+
+    def reset(self, key):
+        state = super().reset(key)
+        return replace(state, info={"rng": key, "steps": 0.0 * state.obs[0]})
+
+    def step(self, state, action):
+        info = {"rng": state.info["rng"] + 1, "steps": state.info["steps"] + 1}
+        return replace(super().step(state, action), info=info)
+
+
+def test_a_new_episode_does_not_draw_the_random_numbers_of_the_last_one_again(jax):
+    env = JaxVecEnv(WithKey(jax.numpy, lambda key: jax.random.uniform(key, (1,))), 2, max_episode_steps=2)
+    first = env.reset_all()
+    keys = np.asarray(env._state.info["rng"])
+    for _ in range(3):
+        env.step_all(torch.zeros((2, 1), device=first.device))
+    np.testing.assert_array_equal(np.asarray(env._state.info["rng"]), keys + 3)
+    assert np.asarray(env._state.info["steps"]).tolist() == [1, 1]
+
+
 def test_jax_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(ImportError, match="JaxVecEnv needs JAX"):

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import record_mlflow_schema
 import yaml
-from tracker_files import wandb_history
+from tracker_files import wandb_history, wandb_rows
 
 from rlox import tracking
-from rlox.checkpoint import locks
+from rlox.checkpoint import decode_value, locks
 from rlox.tracking import (
     Record,
     durable_rows,
@@ -55,7 +55,7 @@ def metric_rows(run):
 
 def test_record_round_trip(tmp_path):
     run = tmp_path / "run"
-    with Record(run, versions={"rlox": "0"}) as record:
+    with Record(run, versions={"rlox": "0"}, changed={"algo.rho_bar": [float("inf"), 1.0]}) as record:
         assert is_alive(run)
         record.metrics(1, {"episode/return": np.float32(21.5), "n": 3}, time=12.3456)
         record.metrics(1, {"loss/policy": float("nan"), "x": float("inf")})
@@ -66,6 +66,7 @@ def test_record_round_trip(tmp_path):
     assert start["event"] == "start"
     assert start["run_id"] == record.run_id
     assert start["versions"] == {"rlox": "0"}
+    assert decode_value(start["changed"]) == {"algo.rho_bar": [float("inf"), 1.0]}
     assert first == {"segment": 0, "step": 1, "time": 12.346, "episode/return": 21.5, "n": 3.0}
     assert second["loss/policy"] is None
     assert second["x"] is None
@@ -560,6 +561,8 @@ def test_killed_trainer_and_its_resume(db):
     assert mlflow_status(db, again) == "FAILED"
     assert tags(db, again)["rlox.message"] == "out of memory"
     assert json.loads(tags(db, again)["rlox.config_changed"]) == {"total_timesteps": ["200", "300"]}
+    stored = db / "mlartifacts" / again.remote_id / "artifacts" / "config.yaml"
+    assert stored.read_bytes() == (run / "config.yaml").read_bytes()
 
 
 @needs_mlflow
@@ -650,6 +653,29 @@ def test_wandb_offline_holds_the_record(tmp_path):
         r.artifact for r in records if r.WhichOneof("record_type") == "artifact"
     ]
     assert {a.name for a in logged} == {f"checkpoint-last-{record.run_id}", f"config-{record.run_id}"}
+
+
+@pytest.mark.slow
+@needs_wandb
+def test_wandb_offline_rows_that_were_not_uploaded_stay_after_resumes(tmp_path):
+    run = make_run(tmp_path, "run", {"wandb": wandb_settings()})
+
+    def segment(first, last):
+        with Record(run, resume_step=first - 1 if first else None) as record:
+            write(record, range(first, last + 1))
+            checkpoint(record, last)
+            record.end(last, "finished")
+        assert sync(run)["wandb"].complete
+        files = sorted((run / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+        rows = [wandb_rows(path)[0] for path in files]
+        assert not any("segment" in row for part in rows for row in part)
+        return files, [[row["_step"] for row in part] for part in rows]
+
+    (first,), steps = segment(0, 3)
+    assert steps == [[0, 1, 2, 3]]
+    first.with_name(f"{first.name}.synced").touch()  # as `wandb sync` does
+    assert segment(4, 6)[1] == [[0, 1, 2, 3], [4, 5, 6]]
+    assert segment(7, 9)[1] == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from rlox.callbacks import Callback, History, TimingCallback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.collectors.candle import CandleCollector
 from rlox.collectors.rollout import RolloutBatch
+from rlox.config import shown
 
 
 class _CandleAdapter:
@@ -62,7 +63,8 @@ class HybridPPO:
     callbacks : list of Callback, optional
         Called in order, the logger last.
     **config
-        Any other field of `rlox.config.PPOConfig`, except for the normalisations.
+        Any other field of `rlox.config.PPOConfig`, except for the normalisations. What changes the environments or
+        rewards, such as `env_kwargs` and `reward_fn`, is an error.
 
     Raises
     ------
@@ -80,6 +82,12 @@ class HybridPPO:
         callbacks: Iterable[Callback] | None = None,
         **config: Any,
     ):
+        for name in ("reward_fn", "env_kwargs", "env_wrappers", "env_workers", "env_backend", "remote"):
+            if name in config:
+                raise TypeError(
+                    f"HybridPPO: {name} must be left out, because its CandleCollector takes environments as they are, "
+                    f"got {shown(config[name])}; use PPO if you need it"
+                )
         self._timing = TimingCallback()
         watching = [self._timing, *(callbacks or ())]
         self.algorithm = PPO(

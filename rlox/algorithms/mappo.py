@@ -387,14 +387,13 @@ class MAPPO(OnPolicyAlgorithm):
         ValueError
             For a name that is not an agent's.
         """
-        known = dict(states or {})
-        unknown = [name for name in (*observations, *known) if name not in self.agents]
-        if unknown:
-            raise ValueError(
-                f"MAPPO.predict_all: observations must belong to {', '.join(self.agents) or 'several agents'}, got "
-                f"{shown(unknown[0])}"
-            )
-        legal, actions = masks or {}, {}
+        known, legal, actions = dict(states or {}), masks or {}, {}
+        for part, given in (("observations", observations), ("states", known), ("masks", legal)):
+            if unknown := [name for name in given if name not in self.agents]:
+                raise ValueError(
+                    f"MAPPO.predict_all: {part} must belong to {', '.join(self.agents) or 'several agents'}, got "
+                    f"{shown(unknown[0])}"
+                )
         for name, obs in observations.items():
             index = self.agents.index(name)
             actions[name] = self.predict(obs, deterministic, index, legal.get(name), state=known.get(name))

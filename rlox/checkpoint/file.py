@@ -47,6 +47,7 @@ from rlox.checkpoint.header import (
     FORMAT,
     FORMAT_VERSION,
     HEADER_KEYS,
+    SETTINGS,
     VALUES_OF_USERS,
     _header,
     _is_object,
@@ -124,6 +125,9 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint, **header: A
     }
     # Values of the user, which an unusual type must not prevent from being written.
     header |= {key: encode_value(header[key]) for key in VALUES_OF_USERS if key in header}
+    # Other types become those of JSON, as in the rest of the header; only infinite settings need the encoding.
+    plain = {key: json.loads(json.dumps(header[key], default=str)) for key in SETTINGS if key in header}
+    header |= encode_value(plain)
     text = json.dumps(header, allow_nan=False, default=str)
     if len(text) > _MOST_BYTES or _parts(text) > _MOST_PARTS:
         raise ValueError(

@@ -24,6 +24,8 @@ FORMAT_VERSION = 1
 HEADER_KEYS = ("algorithm", "config", "counters", "env", "generators", "policy", "sections", "seed", "threads")
 # The parts with values of any type, such as the arguments of an environment.
 VALUES_OF_USERS = ("callbacks", "env")
+# The parts with settings: plain JSON, except that some settings may be infinite.
+SETTINGS = ("config", "run")
 # A header has about ten kilobytes. One that is longer than this, or has more parts, is not even parsed.
 _MOST_BYTES = 8 << 20
 _MOST_PARTS = 200_000
@@ -183,8 +185,8 @@ def _header(path: Path, text: str, keys: Sequence[str]) -> dict[str, Any]:
     try:
         header = parse_json(text)
         version = header["format_version"]
-        header |= {key: decode_value(header[key]) for key in VALUES_OF_USERS if key in header}
-    except (ValueError, KeyError, TypeError) as e:
+        header |= {key: decode_value(header[key]) for key in (*VALUES_OF_USERS, *SETTINGS) if key in header}
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise ValueError(
             f"load_checkpoint: {path} is damaged: its header is not a valid JSON object ({one_line(e)})"
         ) from e

@@ -34,6 +34,8 @@ def require_same_meaning(algorithm: Any, header: Mapping[str, Any], where: str) 
         names.append("norm_after")
     if "categorical" in values:
         names += ["v_min", "v_max"]
+    if getattr(config, "lora_rank", 0) and header["config"].get("lora_rank"):
+        names.append("lora_alpha")
     for name in names:
         was, now = header["config"].get(name), getattr(config, name, None)
         if was is not None and now is not None and was != now:

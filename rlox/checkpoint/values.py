@@ -12,6 +12,7 @@ import numpy as np
 _TAG = "rlox"
 _DTYPE = re.compile(r"[<>|=]?([biuf]\d|U\d{1,4})")
 _MOST_ITEMS = 100_000  # of an array
+_FEW_BYTES, _BYTES_PER_CHARACTER = 1024, 32  # the most memory of an array: the first, and more with its text's length
 
 
 class Lost(str):
@@ -42,9 +43,15 @@ def encode_value(value: Any) -> Any:
             return {key: encode_value(item) for key, item in value.items()}
         return {_TAG: "dict", "value": [[encode_value(key), encode_value(item)] for key, item in value.items()]}
     if isinstance(value, (np.generic, np.ndarray)) and _DTYPE.fullmatch(value.dtype.str) and value.size <= _MOST_ITEMS:
-        kind = "array" if isinstance(value, np.ndarray) else "scalar"
-        return {_TAG: kind, "dtype": value.dtype.str, "value": encode_value(value.tolist())}
+        kind, plain = "array" if isinstance(value, np.ndarray) else "scalar", value.tolist()
+        if _is_small(value.nbytes, plain):
+            return {_TAG: kind, "dtype": value.dtype.str, "value": encode_value(plain)}
     return {_TAG: "lost", "value": str(value)}
+
+
+def _is_small(n_bytes: int, items: Any) -> bool:
+    """Whether an array's size is in proportion to its items' text, which a file's author may have made up."""
+    return n_bytes <= _FEW_BYTES + _BYTES_PER_CHARACTER * len(str(items))
 
 
 def decode_value(value: Any) -> Any:
@@ -77,8 +84,10 @@ def _decode_tagged(kind: Any, inner: Any, dtype: str) -> Any:
     if kind == "lost":
         return Lost(inner)
     if kind in ("array", "scalar") and _DTYPE.fullmatch(dtype):
-        array = np.array(decode_value(inner), np.dtype(dtype))
-        return array if kind == "array" else array[()]
+        items = decode_value(inner)
+        if _is_small(np.dtype(dtype).itemsize * np.array(items, object).size, items):
+            array = np.array(items, np.dtype(dtype))
+            return array if kind == "array" else array[()]
     raise ValueError
 
 

@@ -164,7 +164,8 @@ def _find_override(one: object, modules: tuple[str, ...], methods: tuple[str, ..
 
 _LIBRARIES = ("rlox", "torch", "numpy", *sys.stdlib_module_names)
 _DECORATING = ("contextlib", "torch.utils._contextlib")  # modules whose decorators keep what a function computes
-_definitions: dict[str, tuple[Any, dict[str, set[int]]]] = {}  # by module: its loaded version, and lines by name
+# By module: its loaded version, lines by name, and the functions and classes that it imports from rlox.
+_definitions: dict[str, tuple[Any, dict[str, set[int]], set[str]]] = {}
 
 
 def find_replaced(module: ModuleType) -> list[str]:
@@ -175,23 +176,32 @@ def find_replaced(module: ModuleType) -> list[str]:
     spec: Any = module.__spec__
     known = _definitions.get(module.__name__)
     if known is None or known[0] is not spec:
-        known = _definitions[module.__name__] = (spec, _find_definitions(spec.loader.get_code(spec.name), ""))
+        code = spec.loader.get_code(spec.name)
+        names = code.co_names
+        origins = [vars(sys.modules[name]) for name in names if name.startswith("rlox.") and name in sys.modules]
+        imported = {name for name in names for origin in origins if isinstance(origin.get(name), (FunctionType, type))}
+        known = _definitions[module.__name__] = (spec, _find_definitions(code, ""), imported)
     values = dict(vars(module))
     for name, value in vars(module).items():
         if isinstance(value, type) and value.__module__ == module.__name__:
             values.update((f"{name}.{member}", held) for member, held in vars(value).items())
-    return [name for name in {**known[1], **values} if not _is_own(module, name, values.get(name), known[1].get(name))]
+    _, lines, imported = known
+    return [
+        name
+        for name in {**lines, **values}
+        if not _is_own(module, name, values.get(name), lines.get(name), name in imported)
+    ]
 
 
-def _is_own(module: ModuleType, name: str, value: Any, lines: set[int] | None) -> bool:
-    """Return whether the file, which defines `name` at `lines` or not at all, or a library put `value` there."""
+def _is_own(module: ModuleType, name: str, value: Any, lines: set[int] | None, imported: bool) -> bool:
+    """Return whether the file, which defines `name` at `lines` or may import it, or a library put `value` there."""
     if lines is not None:
         code = _get_code(value)
         if code is not None:
             return code.co_filename == module.__file__ and code.co_firstlineno in lines
         return isinstance(value, type) and value.__module__ == module.__name__ and value.__qualname__ == name
     if not isinstance(value, (FunctionType, type)):
-        return True
+        return not imported
     origin = str(value.__module__)
     if not origin.startswith("rlox.") or origin == module.__name__ or "." in name:
         return origin.partition(".")[0] in _LIBRARIES

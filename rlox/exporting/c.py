@@ -234,7 +234,7 @@ class _Source:
     def _reuse(self, op: Operation, inputs: list[str]) -> str:
         """Return the array of an input that nobody needs later and has the same size, or a new one."""
         for value, name in zip(op.inputs, inputs, strict=True):
-            own = value.name not in self._inputs and "+" not in name
+            own = name not in self._inputs and "+" not in name
             shared = sum(self._left[other] > 0 for other, held in self._names.items() if held.split(" + ")[0] == name)
             if own and not shared and value.size == op.output.size and value.kind == op.output.kind:
                 self._names[op.output.name] = name

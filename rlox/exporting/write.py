@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,7 +74,8 @@ def export(
     agent : rlox.training.Agent
         The agent.
     path : path
-        The file to write. With several policies, each has the name of its agents at the end of the stem.
+        The file to write. With several policies, each has the name of its agents at the end of the stem, with ``_`` for
+        characters that files cannot have.
     to : str, optional
         ``onnx``, ``torchscript`` or ``c``; by default what the ending of `path` says: .onnx, .pt or .c.
     observations : int
@@ -109,7 +111,13 @@ def export(
     report = progress or (lambda text: None)
     policies = export_graphs(agent)
     several = len(policies) > 1
-    ends = [f"_{policy.player.name}" if several else "" for policy in policies]
+    ends: list[str] = []
+    for policy in policies:
+        # Without the characters that a system does not allow in the name of a file.
+        end = "_" + re.sub(r'[\x00-\x1f<>:"/\\|?*]', "_", policy.player.name) if several else ""
+        while end in ends:
+            end += "_"
+        ends.append(end)
     paths = [path.with_name(f"{path.stem}{end}{path.suffix}") for end in ends]
     inputs: list[dict[str, np.ndarray]] = []
     source = ""

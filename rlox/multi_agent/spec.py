@@ -146,7 +146,10 @@ def group_agents(agents: Sequence[str], kinds: Sequence[Hashable], specs: Sequen
         prefix = os.path.commonprefix(names)  # noqa: RUF071 (of strings)
         common = prefix.rstrip("_-. 0123456789") if len(names) > 1 else names[0]
         # If the prefix is already used, the group is named after its first agent.
-        name = common if common and common not in {group.name for group in groups} else names[0]
+        used = {group.name for group in groups}
+        name = common if common and common not in used else names[0]
+        while name in used:
+            name += "_"
         groups.append(Group("agents" if len(slots) == 1 else name, names, tuple(members), specs[members[0]]))
     return tuple(groups)
 

@@ -176,7 +176,7 @@ def read_metadata(text: str, where: str) -> dict[str, Any]:
         metadata = parse_json(text)
         if isinstance(metadata, dict) and "env" in metadata:
             metadata["env"] = decode_value(metadata["env"])
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ValueError(f"{where}: its metadata is damaged: {one_line(e)}") from e
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         got = one_line(metadata.get("format") if isinstance(metadata, dict) else metadata, 40)

@@ -339,7 +339,7 @@ def _ranges_without_seams(first: int, stop: int, size: int, seams: np.ndarray) -
 def _differ(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return which observations (T, …) differ, (T,) bool; NaN equals NaN."""
     same = (a == b) | ((a != a) & (b != b))
-    return ~same.reshape(len(same), -1).all(1)
+    return ~same.all(axis=tuple(range(1, same.ndim)))
 
 
 def write_replay(

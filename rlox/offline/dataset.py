@@ -169,7 +169,11 @@ def convert(source: Source, path: str | os.PathLike) -> None:
         rows = Rows(source.where, writer.write, **source.limits())
         for block in source.blocks:
             rows.push(block)
-        writer.finish({**source.metadata, **rows.finish()})
+        found = rows.finish()
+        shape = source.metadata.get("obs_shape", found["obs_shape"])
+        if [math.prod(shape)] == found["obs_shape"]:
+            found["obs_shape"] = shape  # Parquet and Arrow store images as flat lists
+        writer.finish({**source.metadata, **found})
 
 
 def _open_arrow(path: Path, where: str, settings: DatasetConfig) -> OfflineDatasetBuffer:
@@ -310,8 +314,9 @@ def action_bounds(dataset: Any) -> tuple[np.ndarray, np.ndarray] | None:
     leaves [-1, 1]. None if the dataset shows neither, since it only gives samples.
     """
     known = getattr(dataset, "metadata", {})
-    if "act_low" in known and np.isfinite([known["act_low"], known["act_high"]]).all():
-        return np.float32(known["act_low"]), np.float32(known["act_high"])
+    low, high = (np.float32(known.get(name, ())).ravel() for name in ("act_low", "act_high"))
+    if 0 < low.size == high.size == getattr(dataset, "act_dim", low.size) and np.isfinite([low, high]).all():
+        return low, high
     if not hasattr(dataset, "get_state"):
         return None
     actions = dataset.get_state()["actions"]

@@ -46,7 +46,8 @@ class Source:
 
     def limits(self) -> dict[str, Any]:
         """Return the limits that `rlox.offline.rows.Rows` checks rows against."""
-        known = {name: self.metadata[name] for name in ("n_actions", "act_low", "act_high") if name in self.metadata}
+        bounds = ("act_low", "act_high") if {"act_low", "act_high"} <= self.metadata.keys() else ()
+        known = {name: self.metadata[name] for name in ("n_actions", *bounds) if name in self.metadata}
         return known | ({"n_agents": len(self.metadata["agents"])} if "agents" in self.metadata else {})
 
 

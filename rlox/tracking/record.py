@@ -271,7 +271,11 @@ class Record(AbstractContextManager["Record", None]):
             self.run_id, self.segment = self._recover()
             self._step = 0 if resume_step is None else int(resume_step)
             start = {"run_id": self.run_id, "pid": os.getpid(), "versions": dict(versions or {})}
-            self._write("start", self._step, {**start, "changed": dict(changed)} if changed else start)
+            if changed:
+                from rlox.checkpoint import encode_value  # with NumPy
+
+                start["changed"] = encode_value(dict(changed))  # a setting may be infinite
+            self._write("start", self._step, start)
         except BaseException:
             self.close()
             raise

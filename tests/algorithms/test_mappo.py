@@ -333,6 +333,8 @@ def test_predictions_by_index_and_name_of_an_agent():
     assert list(found) == ["walker_1", "flyer"]
     with pytest.raises(ValueError, match="observations must belong to walker_0"):
         algorithm.predict_all({"swimmer": [0.0]})
+    with pytest.raises(ValueError, match=r"masks must belong to walker_0, .* got 'swimmer'"):
+        algorithm.predict_all({"walker_1": [0.0] * 3}, masks={"swimmer": [1, 1, 0]})
     with pytest.raises(ValueError, match="agent_idx must be at most 3"):
         algorithm.predict([0.0, 0.0, 0.0], agent_idx=4)
     with pytest.raises(ValueError, match="mask must be None"):

@@ -168,6 +168,17 @@ def test_agents_of_equal_spaces_are_a_group():
     ]
 
 
+def test_every_group_has_a_name_of_its_own():
+    class Pack(Script):
+        possible_agents = ("wolf_0", "wolf_1", "wolf")
+
+        def action_space(self, agent):
+            return spaces.Discrete(3 if agent == "wolf" else 4)
+
+    env = make_multi_agent_env(functools.partial(Pack, ("wolf_0 wolf_1 wolf", "")), 1, 0)
+    assert [group.name for group in env.spec.groups] == ["wolf", "wolf_"]
+
+
 def test_an_agent_may_die_alone():
     env = script("a_0 a_1 b_0", "a_0! a_1 b_0", "a_1~ b_0", "b_0!")
     first = env.reset_all()

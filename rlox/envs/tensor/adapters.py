@@ -209,7 +209,7 @@ class JaxVecEnv(DeviceVecEnv):
     """Copies of an environment with Brax's functions, compiled by JAX: Brax, MuJoCo Playground.
 
     A copy whose episode ends returns to its own first state, as in Brax's ``AutoResetWrapper``, so that no step
-    computes a reset of all copies.
+    computes a reset of all copies. Only its random key, ``info["rng"]``, goes on, if its state has one.
 
     Parameters
     ----------
@@ -274,9 +274,12 @@ class JaxVecEnv(DeviceVecEnv):
         def choose(a: Any, b: Any) -> Any:
             return jnp.where(ended.reshape((-1,) + (1,) * (a.ndim - 1)), a, b)
 
+        following = self._jax.tree.map(choose, first, new)
+        if isinstance(info := getattr(following, "info", None), dict) and "rng" in info:
+            info["rng"] = new.info["rng"]  # or every episode would draw the random numbers of the first one
         # PyTorch reads bytes from DLPack in more versions than flags.
         flags = terminated.astype("uint8"), truncated.astype("uint8")
-        return self._jax.tree.map(choose, first, new), jnp.where(ended, 0, taken), new.obs, new.reward, *flags
+        return following, jnp.where(ended, 0, taken), new.obs, new.reward, *flags
 
     def _step(self, actions: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = self._jax.dlpack.from_dlpack(actions.detach().to(torch.float32).contiguous())
