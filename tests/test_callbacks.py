@@ -4,8 +4,10 @@ import io
 import math
 import os
 import pty
+import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from importlib.util import find_spec
@@ -50,6 +52,35 @@ class Spy(Callback):
             return True
 
         return hook
+
+
+class Clock:
+    """Replaces the clocks of durations: time passes only where a test says so, besides a tick at each reading."""
+
+    TICK = 2.0**-20
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        for name in ("monotonic", "perf_counter"):
+            monkeypatch.setattr(time, name, self)
+
+    def __call__(self):
+        self.now += self.TICK
+        return self.now
+
+    def advance(self, seconds):
+        self.now += seconds
+
+
+class Slow(Callback):
+    """Takes some seconds at each update, by the clock given."""
+
+    def __init__(self, clock, seconds):
+        self.clock, self.seconds = clock, seconds
+
+    def on_step(self, **info):
+        self.clock.advance(self.seconds)
+        return True
 
 
 def small(**kwargs):
@@ -113,6 +144,33 @@ def test_a_snapshot_keeps_the_states_at_its_creation(tmp_path):
     callback.seen["more"] = 2
     write()
     assert load_checkpoint(tmp_path / "a.safetensors").header["callbacks"] == {"Growing": {"steps": []}}
+
+
+def test_a_training_that_went_back_to_another_checkpoint_saves_last_at_once(tmp_path):
+    """If it is killed soon, the next one must not go on from the checkpoint that it left."""
+
+    class Ends(Callback):
+        def on_rollout_end(self, **info):
+            signal.raise_signal(signal.SIGINT)
+
+    def go_on(name):
+        agent = PPO.from_checkpoint(tmp_path / name, callbacks=[CheckpointCallback(tmp_path), Ends()])
+        with suppress(KeyboardInterrupt):
+            agent.train(until=1024)
+        for writing in [each for each in threading.enumerate() if each.name == "rlox-checkpoint"]:
+            writing.join()
+        return load_checkpoint(tmp_path / "last.safetensors").header["counters"]["env_steps"]
+
+    agent = small(callbacks=[CheckpointCallback(tmp_path)])
+    agent.train(128)
+    agent.save(tmp_path / "best.safetensors")
+    agent.train(128)
+    before = (tmp_path / "last.safetensors").stat().st_mtime_ns
+    assert go_on("last.safetensors") == 256
+    assert (tmp_path / "last.safetensors").stat().st_mtime_ns == before
+    assert go_on("best.safetensors") == 128
+    (tmp_path / "last.safetensors").write_bytes(b"damaged")
+    assert go_on("best.safetensors") == 128
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_training(tmp_path):
@@ -188,6 +246,25 @@ def test_early_stopping_counts_calls_without_improvement():
         CallbackList([lambda **info: True])
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EarlyStoppingCallback(min_delta=math.nan), "EarlyStoppingCallback: min_delta must be finite, got nan"),
+        (lambda: EarlyStoppingCallback(threshold=math.nan), "EarlyStoppingCallback: threshold must be a number"),
+        (lambda: EvalCallback(n_episodes=0), "EvalCallback: n_episodes must be >= 1, got 0"),
+        (lambda: CheckpointCallback("a", every_s=-1), "CheckpointCallback: every_s must be >= 0, got -1"),
+        (lambda: CheckpointCallback("a", every_s=math.nan), "CheckpointCallback: every_s must be >= 0, got nan"),
+        (
+            lambda: CheckpointCallback("a", every_steps=0),
+            "CheckpointCallback: every_steps must be >= 1, or None, got 0",
+        ),
+    ],
+)
+def test_wrong_numbers_are_refused_at_once(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
 def test_early_stopping_waits_anew_in_the_next_training():
     class Rewards(Callback):
         def on_step(self, **info):
@@ -244,71 +321,86 @@ def test_evaluation_stops_training_that_no_longer_improves():
         EvalCallback(patience=0)
 
 
-def test_time_limit_stops_training_and_evaluates_the_end():
+def test_time_limit_stops_training_and_evaluates_the_end(monkeypatch):
+    slow = Slow(Clock(monkeypatch), 25.0)
     evaluations = EvalCallback(n_points=0, n_episodes=2)
-    limit = TimeLimitCallback(0.3, evaluations)
-    ppo = small(callbacks=[evaluations, limit])
-    started = time.monotonic()
-    ppo.train(100_000_000)
-    assert 0.3 <= time.monotonic() - started < 10
-    assert limit.reached
-    assert [step for step, _ in evaluations.evaluations] == [ppo.counters.env_steps]
-    unreached = TimeLimitCallback(3600)
-    small(callbacks=[unreached]).train(128)
+    limit = TimeLimitCallback(60, evaluations)
+    ppo = small(callbacks=[evaluations, slow, limit])
+    for n_updates in (3, 6):  # the limit is that of each training
+        ppo.train(100_000_000)
+        assert (ppo.counters.updates, limit.reached) == (n_updates, True)
+        assert limit.stopped == "the time limit of 60 s was reached"
+    assert [step for step, _ in evaluations.evaluations] == [3 * 128, 6 * 128]
+    unreached = TimeLimitCallback(60)
+    small(callbacks=[slow, unreached]).train(256)
     assert not unreached.reached
     with pytest.raises(ValueError, match="seconds must be > 0, got 0"):
         TimeLimitCallback(0)
 
 
-def test_timing_shares_add_up_and_name_the_slow_part():
-    class Slow(Callback):
-        def on_step(self, **info):
-            time.sleep(0.1)
-            return True
+def test_timing_shares_add_up_and_name_the_slow_part(monkeypatch):
+    clock = Clock(monkeypatch)
 
     class Rows(LoggerCallback):
         rows = ()
 
         def log(self, step, metrics):
             self.rows = [*self.rows, metrics]
+            clock.advance(1.0)
+
+    class Updates(PPO):
+        def update(self, batch):
+            clock.advance(3.0)
+            return super().update(batch)
 
     timing, logger = TimingCallback(), Rows()
     assert timing.summary() == {}
-    started = time.perf_counter()
-    small(callbacks=[timing, Slow()], logger=logger).train(512)
-    passed = time.perf_counter() - started
+    ppo = Updates("CartPole-v1", n_envs=4, n_steps=32, callbacks=[timing, Slow(clock, 10.0)], logger=logger)
+    collect = ppo.collector.collect
+
+    def slowly(*arguments):
+        clock.advance(2.0)
+        return collect(*arguments)
+
+    monkeypatch.setattr(ppo.collector, "collect", slowly)
+    ppo.train(512)
     summary = timing.summary()
-    assert set(summary) == {"total_s", "collect", "update", "evaluate", "log", "checkpoint", "other"}
-    assert sum(share for name, share in summary.items() if name != "total_s") == pytest.approx(1.0)
-    assert 0.4 < summary["total_s"] <= passed
-    assert summary["other"] * summary["total_s"] >= 0.4
-    assert 0 < summary["log"] < 0.1
-    assert len(logger.rows) == 4
-    for row in logger.rows:
-        shares = [row[f"time/{name}_share"] for name in ("collect", "update", "other")]
-        assert sum(shares) == pytest.approx(1.0)
-        assert min(shares[:2]) > 0
-    assert logger.rows[-1]["time/other_share"] > 0.5
+    assert summary.pop("total_s") == pytest.approx(4 * (2 + 3 + 10 + 1), abs=0.01)
+    shares = {"collect": 2 / 16, "update": 3 / 16, "log": 1 / 16, "other": 10 / 16, "evaluate": 0.0, "checkpoint": 0.0}
+    assert summary == pytest.approx(shares, abs=1e-3)
+    assert sum(summary.values()) == pytest.approx(1.0)
+    # The share of what came after the previous update: nothing before the first.
+    expected = [(2 / 5, 3 / 5, 0.0), *3 * [(2 / 16, 3 / 16, 11 / 16)]]
+    for row, of_update in zip(logger.rows, expected, strict=True):
+        found = [row[f"time/{name}_share"] for name in ("collect", "update", "other")]
+        assert found == pytest.approx(of_update, abs=1e-3)
 
 
-def test_time_of_nested_callbacks_counts_for_the_inner_one(tmp_path):
+def test_time_of_nested_callbacks_counts_for_the_inner_one(tmp_path, monkeypatch):
+    clock, logged, called = Clock(monkeypatch), [], []
+
     class SlowLogger(LoggerCallback):
         def log(self, step, metrics):
-            time.sleep(0.05)
+            logged.append("eval/mean_return" in metrics)
+            clock.advance(1.0)
+
+    class SlowEvaluations(EvalCallback):
+        def evaluate(self, algorithm):
+            called.append(True)
+            clock.advance(100.0)
+            super().evaluate(algorithm)
 
     timing = TimingCallback()
-    callbacks = [timing, EvalCallback(n_points=2, n_episodes=1), CheckpointCallback(tmp_path)]
-    algorithm = small(callbacks=callbacks, logger=SlowLogger())
-    algorithm.train(256)
+    callbacks = [timing, SlowEvaluations(n_points=2, n_episodes=1), CheckpointCallback(tmp_path)]
+    small(callbacks=callbacks, logger=SlowLogger()).train(256)
+    assert sorted(logged) == [False, False, True, True]  # updates, and evaluations from inside EvalCallback
     summary = timing.summary()
-    spent = {name: share * summary["total_s"] for name, share in summary.items()}
-    # Two updates and three evaluations are logged, the latter from inside EvalCallback.
-    n_logged = round(spent["log"] / 0.05)
-    assert n_logged >= 4
-    assert spent["evaluate"] < 0.05 * n_logged
-    assert spent["evaluate"] > 0
+    total = summary.pop("total_s")
+    spent = {name: share * total for name, share in summary.items()}
+    assert called
+    none = dict.fromkeys(("collect", "update", "checkpoint", "other"), 0.0)
+    assert spent == pytest.approx({"log": 4.0, "evaluate": 100.0 * len(called), **none}, abs=0.01)
     assert spent["checkpoint"] > 0
-    assert min(summary.values()) >= 0
 
 
 def test_progress_prints_plain_lines(capsys):
@@ -409,6 +501,18 @@ def test_video_of_evaluations(tmp_path, kind):
     plain.train(384)
     for a, b in zip(ppo.policy.parameters(), plain.policy.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.slow
+@needs_video
+def test_videos_are_cut_as_the_evaluations(tmp_path):
+    import imageio.v2 as imageio
+
+    callback = VideoCallback(tmp_path)
+    with pytest.warns(RuntimeWarning, match="did not end within 5 steps"):
+        small(callbacks=[EvalCallback(1, 2, max_steps=5), callback]).train(128)
+    with imageio.get_reader(callback.paths[0]) as film:
+        assert film.count_frames() == 6
 
 
 @needs_video
@@ -594,11 +698,10 @@ def test_evaluations_every_so_many_steps_keep_their_distance_over_a_resume(tmp_p
     assert steps_of(second) == steps_of(whole)
 
 
-def test_callbacks_work_in_a_loop_that_calls_on_step_alone(tmp_path):
+def test_callbacks_work_in_a_loop_that_calls_on_step_alone(tmp_path, monkeypatch):
     policy = rlox.DiscretePolicy(4, 2)
     evaluations = EvalCallback(every_steps=100, policy=policy, env_id="CartPole-v1", n_episodes=1)
     checkpoints = CheckpointCallback(tmp_path, policy=policy, every_steps=100)
-    limit = TimeLimitCallback(0.01)
     for step in range(50, 350, 50):
         evaluations.on_step(step=step)
         checkpoints.on_step(step=step)
@@ -607,6 +710,23 @@ def test_callbacks_work_in_a_loop_that_calls_on_step_alone(tmp_path):
     while not (tmp_path / "last.safetensors").is_file():  # another thread writes it
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    clock, limit = Clock(monkeypatch), TimeLimitCallback(60)
     assert limit.on_step(step=1)
-    time.sleep(0.02)
-    assert not limit.on_step(step=2)
+    clock.advance(59.0)
+    assert limit.on_step(step=2)
+    clock.advance(1.0)
+    assert not limit.on_step(step=3)
+    assert limit.stopped == "the time limit of 60 s was reached"
+
+
+def test_time_is_measured_in_a_loop_that_calls_on_step_alone(monkeypatch):
+    clock = Clock(monkeypatch)
+    out, timing = io.StringIO(), TimingCallback()
+    both = CallbackList([timing, ProgressCallback(every_s=0.0, file=out)])
+    for step in (100, 200, 300):
+        clock.advance(4.0)
+        both.on_step(step=step, reward=1.0, metrics=(metrics := {"time/update_s": 1.0}))
+    assert [line.partition(": ")[2] for line in out.getvalue().splitlines()[1:]] == 2 * ["25 steps/s, return 1.0"]
+    assert metrics["time/update_share"] == pytest.approx(1 / 4, abs=1e-3)
+    summary = timing.summary()
+    assert (summary["total_s"], summary["update"]) == pytest.approx((8.0, 2 / 8), abs=1e-3)  # from the first call on

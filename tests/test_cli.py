@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ import yaml
 
 from rlox.checkpoint import load_checkpoint
 from rlox.envs.gym_make import register_atari
+from rlox_cli.config.compose import compose_jobs
+from rlox_cli.config.overrides import split_args
 from rlox_cli.main import app
 
 SMALL = ["total_timesteps=1500", "eval.n_episodes=3", "eval.n_points=3"]
@@ -261,6 +264,9 @@ BAD_INPUT = [
     (["init_from=blocked"], "init_from=blocked must be a checkpoint that loads: "),
     (["init_from=."], "init_from must be a checkpoint file, got the folder ."),
     (["-cd", "absent"], "--config-dir must be a folder of YAML, got absent"),
+    (["seed=1", "-cd"], "-cd must be followed by its value, got nothing; type -cd VALUE, or leave it out"),
+    (["-cn", "-m", "seed=0,1"], "-cn must be followed by its value, got -m; type -cn VALUE, or leave it out"),
+    (["--config-dir=", "seed=1"], "--config-dir must be followed by its value, got nothing; type --config-dir VALUE"),
     (["--import"], "--import must be followed by a module's name, got nothing"),
     (["--import", "absent_package"], "--import absent_package: there is no such module in "),
     (["--import", "./mine.py"], "--import must be a module's dotted name, got './mine.py'; try --import mine"),
@@ -575,6 +581,20 @@ def test_a_preset_of_seeds_is_swept(tmp_path):
     assert [run.name for run in run_folders(tmp_path)] == ["0-ppo-CartPole-v1-s3", "1-ppo-CartPole-v1-s4"]
     done = rlox("train", "-m", "experiment=cartpole-seeds", "algo.gamma=7", cwd=tmp_path, check=False)
     assert "job 0 of the sweep (seed=0 experiment=cartpole-seeds algo.gamma=7): algo.gamma must be" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "several"),
+    [
+        *(("hydra/sweeper/optuna", True), ("experiment/cartpole-seeds", True), ("experiment/ppo-smoke", False)),
+        *(("tuned/ppo/CartPole-v1", False), ("buffer/sequence", False), ("buffer/mmap", False), ("conf", False)),
+    ],
+)
+def test_cp_prints_a_command_that_works(name, several, command):
+    code, printed, _ = command("cp", name, "my conf")
+    assert not code
+    (line,) = re.findall(r"use it with +rlox train (.*)", printed)
+    assert (len(compose_jobs(*split_args(shlex.split(line)))) > 1) == several
 
 
 @pytest.mark.slow

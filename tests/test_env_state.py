@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import ClassVar
 
 import cloudpickle
 import gymnasium
@@ -259,6 +260,32 @@ def test_environments_that_cannot_be_restored_start_new_episodes_with_a_note(env
     assert reason in collector.restore_note()
     assert "fresh episodes, everything else is exact" in note
     assert note.startswith(getattr(env, "__name__", env))
+
+
+class Seeded(Wanderer):
+    """An environment that cannot be restored, and remembers the numbers that seed it."""
+
+    set_state = None
+    seeds: ClassVar[list[int]] = []
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.seeds.append(seed)
+        return super().reset(seed=seed)
+
+
+def test_new_episodes_of_a_resumed_run_are_not_its_first_ones_again(tmp_path):
+    path, found = tmp_path / "a.safetensors", []
+    ppo = PPO(Seeded, 2, 5, n_steps=32, hidden_sizes=[8])
+    for resumes in (True, True, False):
+        ppo.train(64)
+        found.append(Seeded.seeds[-2:])
+        if resumes:
+            ppo.save(path)
+            ppo = PPO.from_checkpoint(path, env_id=Seeded)
+    PPO.from_checkpoint(path, env_id=Seeded).train(64)
+    assert len({*found[0], *found[1], *found[2]}) == 6
+    assert Seeded.seeds[-2:] == found[2]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from rlox.envs import EnvSpec, make_vec_env
 from rlox.envs.envpool_env import EnvPoolVecEnv, evaluation_kwargs
 from rlox.envs.gym_vec_env import GymVecEnv
 from rlox.envs.protocols import step_layout
+from rlox.envs.remote import RemoteEnvPool, Server
+from rlox.envs.remote.session import EnvSessions
 from rlox.kernels.envs.vec_env import VecEnv
 
 pytestmark = pytest.mark.skipif(find_spec("envpool") is None, reason="needs EnvPool")
@@ -145,6 +147,15 @@ def test_a_later_reset_seeds_only_with_a_seed():
         assert np.array_equal(env.reset_all(seed=1), first)
         assert env.step_all([0, 1])["episode_length"].tolist() == [1, 1]
         assert not np.array_equal(env.reset_all(seed=2), first)
+    with EnvPoolVecEnv("CartPole-v1", 2, 0) as env:
+        assert np.array_equal(env.reset_all(seed=1), first)
+
+
+def test_a_worker_takes_the_seed_of_the_learner():
+    server = Server({"env": EnvSessions("CartPole-v1", backend="envpool")}).start()
+    with EnvPoolVecEnv("CartPole-v1", 2, 7) as local, RemoteEnvPool([f"127.0.0.1:{server.port}"], None, 2, 7) as pool:
+        assert np.array_equal(pool.reset_all(), local.reset_all())
+    server.stop()
 
 
 def test_only_given_arrays_are_filled():

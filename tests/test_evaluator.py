@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 import waiting_envs
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
 from run_results import weights
 
-from rlox import A2C, DQN, PPO, SAC, TD3, TD3BC, DiscretePolicy, OfflineDatasetBuffer
+from rlox import A2C, DQN, PPO, SAC, TD3, TD3BC, DiscretePolicy, OfflineDatasetBuffer, open_dataset
 from rlox.callbacks import Callback, CheckpointCallback, EvalCallback, VideoCallback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import load_checkpoint
@@ -379,6 +381,17 @@ def test_without_a_time_limit_training_bounds_evaluation(tmp_path):
     assert "within 10 times the length of the longest one in training and was cut there" in texts[0]
 
 
+def test_a_time_limit_within_a_callable_ends_the_episodes():
+    def limited():
+        return TimeLimit(waiting_envs.Endless(), 1200)
+
+    agent = PPO("CartPole-v1", 2, 3, **SLOW)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = evaluate(agent.actor, limited, 1, 11, longest=20)
+    assert (found.lengths.tolist(), found.n_cut) == ([1200], 0)
+
+
 @pytest.mark.parametrize(
     ("own", "max_steps", "longest", "limit"),
     [
@@ -410,12 +423,22 @@ def test_a_run_on_an_environment_that_never_ends_an_episode(workers, command, tm
     assert "reproduced exactly" in out, err
 
 
-def test_collecting_a_dataset_with_endless_episodes_ends(command, tmp_path):
+def test_collecting_a_dataset_with_endless_episodes_ends(command, tmp_path, monkeypatch):
     """Collection counts steps, not episodes, as it did in 0.6.0."""
-    code, _, err = command(
-        "collect", "--import", "waiting_envs", "--env", "EndlessEvaluation-v0", "--steps", "100", "--out", "d.arrow"
-    )
+
+    def reset(env, *, seed=None, options=None):
+        env.evaluates = True  # whatever the seed
+        return CartPoleEnv.reset(env, seed=seed, options=options)
+
+    monkeypatch.setattr(waiting_envs.Endless, "reset", reset)
+    environment = ["--import", "waiting_envs", "--env", "EndlessEvaluation-v0", "--n-envs", "1"]
+    code, _, err = command("collect", *environment, "--steps", "100", "--out", "d.arrow")
     assert code in (0, None), err
+    rows = open_dataset("d.arrow").get_state()
+    assert (rows["obs"].shape, rows["actions"].shape, rows["rewards"].tolist()) == ((100, 4), (100, 1), [1.0] * 100)
+    assert not rows["terminated"].any()  # a random policy's pole falls within 100 steps, but the episode goes on
+    assert rows["truncated"].tolist() == 99 * [False] + [True]
+    np.testing.assert_array_equal(rows["obs"][1:], rows["next_obs"][:-1])
 
 
 def test_a_seed_is_taken_modulo_2_31_where_the_environment_is_gymnasiums():

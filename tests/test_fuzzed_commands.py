@@ -13,7 +13,8 @@ SMALL = ["logger=none", "total_timesteps=64", "algo.n_steps=8", "eval.n_episodes
 LONGEST_S = 120  # a command that has not ended then hangs
 NUMBERS = ["0", "-1", "1", "3", "1.5", "nan", "inf", "1e30", "99999999999999999999", "' 3'", "x", "''", "[1]", "null"]
 PATHS = ["absent", "run", "run/metrics.jsonl", "empty", "damaged.safetensors", "pipe", "link", ".", "a\nb", "~nobody/x"]
-PATHS += [f"{os.sep}no-such-folder-of-rlox/x", 300 * "x", "é", "-x", "run/checkpoints/best.safetensors", "~/x"]
+NO_FOLDER = f"{os.sep}no-such-folder-of-rlox"
+PATHS += [f"{NO_FOLDER}/x", 300 * "x", "é", "-x", "run/checkpoints/best.safetensors", "~/x"]
 FILES = [path + end for path in PATHS for end in (".arrow", ".npz", ".png", ".gif", ".html", ".txt", "")]
 NAMES = ["ppo", "pppo", "CartPole-v1", "Nope-v0", "algo/ppo", "tuned/ppo/CartPole-v1", "conf", "a:b", "../x", "ünï", ""]
 SWEPT = ["range(0)", "range(2)", "range(5,1)", "range(0,9,0)", "range(999999)", "1,2", "1,,2", "choice(1,2)", "glob(*)"]
@@ -107,8 +108,9 @@ def _place(folder):
 
 
 def _outside(folder):
-    """Return what is in the places where a command should leave nothing: the root, and next to the working folder."""
-    return sorted(os.listdir(os.sep)), sorted(path.name for path in folder.iterdir())
+    """Return what is in the places that arguments name, and where a command should leave nothing."""
+    absolute = [os.path.lexists(path) for path in (NO_FOLDER, os.path.expanduser("~nobody/x"))]
+    return absolute, sorted(path.name for path in folder.iterdir())
 
 
 def _check(words, folder, here):

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import forked
 import numpy as np
@@ -17,8 +18,10 @@ import yaml
 from hub_server import HubServer
 
 import rlox
-from rlox.checkpoint import load_checkpoint
+from rlox.checkpoint import load_checkpoint, save_checkpoint
+from rlox.tracking.record import FILE
 from rlox_cli.hub.card import Facts, Score, interval_of_mean, write_card
+from rlox_cli.hub.contents import _CREDENTIALS, Options, collect, describe, find_source
 from rlox_cli.records.pulled import folder_of, is_name
 
 pytest.importorskip("huggingface_hub")
@@ -116,6 +119,35 @@ def test_a_second_push_replaces_the_first(rlox_with, hub, trained):
     assert len(hub.repositories["our-team/agent"].commits) == 3
 
 
+def test_a_revision_is_pulled_by_its_name(rlox_with, hub, trained, tmp_path):
+    last = trained / "run/checkpoints/last.safetensors"
+    commits = []
+    for what in ("run", last):
+        assert rlox_with("push", what, "me/agent", "--no-film").returncode == 0
+        commits.append(hub.repositories["me/agent"].newest)
+    pulled = tmp_path / "pulled/me/agent"
+
+    def pull(*words):
+        done = rlox_with("pull", "me/agent", *words)
+        assert done.returncode == 0, done.stderr
+        (checkpoint,) = (pulled / "checkpoints").iterdir()
+        assert checkpoint.read_bytes() == (trained / "run/checkpoints" / checkpoint.name).read_bytes()
+        return checkpoint.stem, json.loads((pulled / "pulled.json").read_text())["commit"], done.stdout
+
+    first, second = pull("--revision", commits[0]), pull()
+    assert (first[:2], second[:2]) == (("best", commits[0]), ("last", commits[1]))
+    again = pull("--revision", "main")
+    assert again[:2] == second[:2]
+    assert "up to date and intact" in again[2]
+    assert pull("--revision", commits[0])[:2] == first[:2]
+    done = rlox_with("pull", "me/agent", "--revision", "v9")
+    assert done.returncode == 2
+    assert "me/agent has no such revision; leave --revision out for the newest" in done.stderr
+    kept = pull("--revision", commits[0])  # what was pulled before is still there
+    assert kept[:2] == first[:2]
+    assert "up to date and intact" in kept[2]
+
+
 def test_a_dry_run_writes_the_folder_and_asks_nobody(rlox_with, hub, trained, tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     pytest.importorskip("pygame")
@@ -154,6 +186,13 @@ def test_the_card_has_score_interval_versions_and_a_command_that_repeats_the_run
     first = load_checkpoint(trained / "run/checkpoints/best.safetensors")
     for name, array in first.tensors["policy"].items():
         np.testing.assert_array_equal(array, again.tensors["policy"][name])
+
+
+def test_a_licence_is_spelled_in_both_ways(rlox_with):
+    texts = [rlox_with("card", "run", option, "cc-by-4.0").stdout for option in ("--licence", "--license")]
+    assert texts[0] == texts[1]
+    assert yaml.safe_load(texts[0].split("---\n")[1])["license"] == "cc-by-4.0"
+    assert "license" not in yaml.safe_load(rlox_with("card", "run").stdout.split("---\n")[1])
 
 
 def test_new_episodes_give_an_unbiased_score(rlox_with, trained):
@@ -239,11 +278,110 @@ def test_errors_are_one_line_with_a_remedy(rlox_with, words, changes, message):
 
 def test_a_password_is_not_shared(rlox_with, trained, tmp_path):
     shutil.copytree(trained / "run", tmp_path / "run")
-    config = tmp_path / "run/config.yaml"
-    config.write_text(config.read_text().replace("sampler_url: null", "sampler_url: http://me:pass@host/v1"))
-    done = rlox_with("push", "run", "me/x", cwd=tmp_path)
+    config, record, typed = (tmp_path / "run" / name for name in ("config.yaml", FILE, ".hydra/overrides.yaml"))
+    changed = "logger.mlflow.tracking_uri: [null, postgresql+psycopg2://me:pa/ss@host/db]"
+    for file, text, name in (
+        (config, config.read_text().replace("sampler_url: null", "sampler_url: http://me:pass@host/v1"), "sampler_url"),
+        (record, record.read_text() + json.dumps(restarted(record, changed)) + "\n", changed.partition(":")[0]),
+        (typed, typed.read_text() + "- dataset=https://hf_abc@host/data\n", "dataset"),
+    ):
+        before = file.read_text()
+        file.write_text(text)
+        done = rlox_with("push", "run", "me/x", cwd=tmp_path)
+        assert done.returncode == 2
+        assert re.search(rf"{name} of {file.relative_to(tmp_path)} contains a password or a token", done.stderr)
+        file.write_text(before)
+    agent = rlox.load(tmp_path / "run/checkpoints/best.safetensors")
+    agent.save(tmp_path / "agent.safetensors", run={"logger": {"comet": {"url": "https://:pw@host"}}})
+    done = rlox_with("card", "agent.safetensors", cwd=tmp_path)
     assert done.returncode == 2
-    assert "sampler_url of run contains a password, which would be shared" in done.stderr
+    assert "run.logger.comet.url of agent.safetensors contains a password or a token" in done.stderr
+
+
+def restarted(record, changed):
+    """The start row of a further segment with changed settings, given as YAML."""
+    return {**json.loads(record.read_text().splitlines()[0]), "segment": 1, "changed": yaml.safe_load(changed)}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_secret"),
+    [
+        ("http://me:pass@host/v1", True),
+        ("http://me:123@host", True),
+        ("https://:pass@host", True),
+        ("https://hf_token@host", True),
+        ("postgresql+psycopg2://me:pa/ss@host/db", True),
+        ("http://host:5000/models@main", False),
+        ("http://[::1]:5000/models@main", False),
+        ("sqlite:////home/me@work/mlflow.db", False),
+        ("hf://owner/name@main", False),
+        ("mail me@host", False),
+    ],
+)
+def test_what_is_taken_for_a_password(text, is_secret):
+    assert bool(_CREDENTIALS.search(text)) is is_secret
+
+
+@pytest.mark.parametrize("name", ["agent-v1.2.safetensors", "agent.ckpt"])
+def test_a_checkpoint_of_any_name_is_pushed_pulled_and_evaluated(name, rlox_with, hub, trained, tmp_path):
+    shutil.copyfile(trained / "run/checkpoints/best.safetensors", tmp_path / name)
+    done = rlox_with("push", name, "me/alone", "--no-film", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(hub.files("me/alone")) == {"README.md", "checkpoints/last.safetensors", "rlox.json"}
+    assert "checkpoints/last.safetensors" in hub.files("me/alone")["README.md"].decode()
+    for words in (["pull", "me/alone"], ["eval", "me/alone"], ["card", "me/alone"]):
+        done = rlox_with(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_lone_checkpoint_replaces_all_of_an_earlier_run(rlox_with, hub, trained, tmp_path):
+    assert rlox_with("push", "run", "me/agent", "--no-film").returncode == 0
+    shutil.copyfile(trained / "run/checkpoints/last.safetensors", tmp_path / "agent.safetensors")
+    assert rlox_with("push", "agent.safetensors", "me/agent", "--no-film", cwd=tmp_path).returncode == 0
+    assert set(hub.files("me/agent")) == {"README.md", "checkpoints/last.safetensors", "rlox.json"}
+
+
+def test_private_is_refused_for_a_public_repository(rlox_with, hub):
+    assert rlox_with("push", "run", "me/open", "--public", "--no-film").returncode == 0
+    assert rlox_with("push", "run", "me/hidden", "--private", "--no-film").returncode == 0
+    assert hub.repositories["me/hidden"].private
+    before = hub.files("me/open")
+    done = rlox_with("push", "run", "me/open", "--private", "--no-film")
+    assert done.returncode == 2
+    assert "me/open exists and is public; --private is for a new repository" in done.stderr
+    assert hub.files("me/open") is before
+
+
+def test_evaluations_of_the_card_are_cut_as_those_of_the_training(rlox_with, trained, tmp_path):
+    agent = rlox.load(trained / "run/checkpoints/best.safetensors")
+    agent.save(tmp_path / "agent.safetensors", run={"eval": {"max_steps": 7}})
+    done = rlox_with("card", "agent.safetensors", "--episodes", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "**7.00 ± 0.00**" in done.stdout
+
+
+def test_the_card_is_of_the_copy_that_is_shared(trained, tmp_path, monkeypatch):
+    """A training that goes on may replace the checkpoint in the meantime."""
+    shutil.copytree(trained / "run", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    best, shared = tmp_path / "run/checkpoints/best.safetensors", tmp_path / "shared"
+    source = find_source(tmp_path / "run")
+    rlox.load(best).save(best, evaluation={"mean_return": 3.5, "std_return": 0.0, "n_episodes": 9, "seed": 1})
+    shared.mkdir()
+    facts, _ = collect(source, shared, "me/x", Options(film=False))
+    saved = load_checkpoint(shared / "checkpoints/best.safetensors").header
+    assert facts.score.mean == saved["evaluation"]["mean_return"] == 3.5
+
+
+def test_an_odd_header_gives_a_card(trained, tmp_path):
+    whole = load_checkpoint(trained / "run/checkpoints/best.safetensors")
+    odd = {"evaluation": {"mean_return": 3}, "run": {"total_timesteps": "many", "reference": {"mean_return": "?"}}}
+    header = {key: value for key, value in {**whole.header, **odd}.items() if key != "versions"}
+    save_checkpoint(tmp_path / "odd.safetensors", replace(whole, header=header))
+    facts, notes = describe(find_source(tmp_path / "odd.safetensors"), Options())
+    card = write_card(facts, "me/x")
+    assert "no score: the checkpoint records none; --episodes N measures one" in notes
+    assert "trained with rlox of an unknown version" in card
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,15 @@ def test_a_logger_of_another_package_is_filled(tmp_path, tally):
 
 
 @pytest.mark.slow
+def test_a_logger_without_settings_is_filled(tmp_path):
+    text = TALLY.replace("    Config = TallyConfig\n", "").replace('job.settings["file"]', '"plain.txt"')
+    env = install(tmp_path / "site", "plain_logger", text, "plain = plain_logger:Tally")
+    done = forked.run("train", *SMALL, "logger=plain", "output_dir=run", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "plain.txt").read_text().endswith("finished\n")
+
+
+@pytest.mark.slow
 def test_several_loggers_at_once_and_in_the_library(tmp_path, tally):
     done = forked.run("train", *SMALL, "logger=[csv,tally]", "output_dir=run", cwd=tmp_path, env=tally)
     assert done.returncode == 0, done.stderr

@@ -364,6 +364,18 @@ def test_wandb_without_a_login_is_an_error_before_training(command, tmp_path, mo
     assert not command("train", "logger=wandb", *SMALL[1:], "--check")[0]
 
 
+@pytest.mark.slow
+def test_a_check_asks_the_wandb_server_of_the_settings_file(command, tmp_path, monkeypatch):
+    for name in ("WANDB_MODE", "WANDB_BASE_URL", "WANDB_CONFIG_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_API_KEY", 40 * "0")
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb/settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
+    code, out, err = command("train", "logger=wandb", *SMALL[1:], "--check")
+    assert (code, "logger=wandb: http://127.0.0.1:9 does not answer" in out) == (None, True), err
+
+
 def test_where_a_login_of_wandb_is_found(tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "WANDB_CONFIG_DIR", "NETRC"):
         monkeypatch.delenv(name, raising=False)

@@ -111,10 +111,20 @@ def test_training_by_name_and_evaluating(site, tmp_path):
 
 
 def test_dqn_with_their_buffer(site, tmp_path):
-    small = ["total_timesteps=1200", "eval.n_points=0", "eval.n_episodes=1", "logger=none"]
-    command(site, "train", "algo=dqn", "env=Gusts-v0", "buffer=recency", "buffer.decay=0.99", *small, cwd=tmp_path)
-    (record,) = tmp_path.rglob("metrics.jsonl")
-    assert "decay: 0.99" in (record.parent / "config.yaml").read_text()
+    from rlox.checkpoint import load_checkpoint
+
+    def weights(name, *buffer):
+        small = ["total_timesteps=1200", "eval.n_points=0", "eval.n_episodes=1", "logger=none", f"output_dir={name}"]
+        command(site, "train", "algo=dqn", "env=Gusts-v0", *buffer, *small, cwd=tmp_path)
+        checkpoint = load_checkpoint(tmp_path / name / "checkpoints" / "last.safetensors")
+        return np.concatenate([array.ravel() for array in checkpoint.tensors["policy"].values()])
+
+    # The draws, and so the weights, are those of their memory and of its setting.
+    found = weights("a", "buffer=recency", "buffer.decay=0.99")
+    assert "decay: 0.99" in (tmp_path / "a" / "config.yaml").read_text()
+    np.testing.assert_array_equal(found, weights("again", "buffer=recency", "buffer.decay=0.99"))
+    assert (found != weights("uniform")).any()
+    assert (found != weights("other", "buffer=recency", "buffer.decay=0.9")).any()
 
 
 def test_an_imported_module_registers(site, tmp_path):

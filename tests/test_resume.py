@@ -526,6 +526,15 @@ def test_a_run_stopped_by_score_resumes_only_without_the_rule(tmp_path):
     assert "trained ppo CartPole-v1 seed 3: 10,240 steps" in output
 
 
+def test_a_run_stopped_for_lack_of_progress_resumes_only_without_the_rule(tmp_path):
+    train(tmp_path, *SMALL, "eval.n_points=10", "eval.patience=1", "algo.learning_rate=1e-30")
+    for typed in ([], ["total_timesteps=30_000"]):
+        assert "To train on: rlox train resume=run eval.patience=null" in train(tmp_path, "resume=run", *typed)
+        (tmp_path / "out.txt").unlink()
+    assert len(events(tmp_path, "start")) == 1
+    assert "trained ppo CartPole-v1 seed 3: 10,240 steps" in train(tmp_path, "resume=run", "eval.patience=null")
+
+
 def test_a_run_can_be_resumed_from_best(tmp_path):
     train(tmp_path, *SMALL, "algo.learning_rate=0.001", "algo.learning_rate_schedule=constant", "eval.n_points=10")
     best = load_checkpoint(tmp_path / "run/checkpoints/best.safetensors").header["counters"]["env_steps"]

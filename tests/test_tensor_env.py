@@ -14,7 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rlox
-from rlox.envs import make_vec_env
+from rlox.collectors import RolloutCollector
+from rlox.distributed.group import Group
+from rlox.envs import make_vec_env, registry
 from rlox.envs.protocols import step_arrays, step_layout
 from rlox.envs.tensor import table
 from rlox.envs.tensor.table import TENSOR_AGENT_ENVS, TENSOR_ENVS, create, tensor_env_ids
@@ -304,6 +306,7 @@ def rocket(monkeypatch):
     yield importlib.import_module("rlox_rocket").Rocket
     del sys.modules["rlox_rocket"]
     table.REGISTERED.clear()
+    registry._ORIGINS.pop("Rocket-v0")
 
 
 def test_the_environment_of_a_user(rocket):
@@ -340,6 +343,58 @@ def test_the_environment_of_a_user_on_the_host(rocket):
         ppo = rlox.PPO("Rocket-v0", n_envs=4, n_steps=16, **arguments)
         ppo.train(128)
         assert np.isfinite(ppo.evaluate(2).returns).all()
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (rlox.PPO, {"n_steps": 16}),
+        (rlox.DQN, {"learning_starts": 32, "batch_size": 8}),
+        (rlox.IMPALA, {"n_actors": 1, "n_steps": 16}),
+    ],
+)
+def test_a_training_in_the_environment_of_a_user_continues_exactly(cls, options, rocket, tmp_path):
+    whole = cls("Rocket-v0", n_envs=2, hidden_sizes=[8], **options)
+    whole.train(64)
+    saved = whole.collector.state()
+    whole.save(tmp_path / "memory" / "a.safetensors", memory=cls is rlox.DQN)
+    whole.train(64)
+    again = cls.from_checkpoint(tmp_path / "memory" / "a.safetensors")
+    assert again.collector.restore_note() is None
+    again.train(64)
+    for name, array in whole.collector.state().items():
+        np.testing.assert_array_equal(again.collector.state()[name], array, err_msg=name)
+    for ours, theirs in zip(again.policy.parameters(), whole.policy.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    if cls is rlox.PPO:  # a checkpoint from before
+        again.collector.set_state({**saved, "env_obs": np.zeros((2, 2), np.float32)})
+        assert again.collector.state().keys() == saved.keys()
+    whole.close(), again.close()
+
+
+def test_ranks_step_different_copies_of_the_environment_of_a_user(rocket):
+    group = object.__new__(Group)
+    group.size, seen = 2, []
+    for group.rank in range(2):
+        collector = RolloutCollector("Rocket-v0", 3, seed=5)
+        group._share_envs(collector)
+        obs = [collector.env.reset_all()]
+        for _ in range(40):
+            obs.append(collector.env.step_all(np.zeros(3, np.int64))["obs"])
+        seen.append(obs)
+    joint = make_vec_env("Rocket-v0", 6, 5)
+    expected = [joint.reset_all(), *(joint.step_all(np.zeros(6, np.int64))["obs"] for _ in range(40))]
+    np.testing.assert_array_equal(np.concatenate(seen, axis=1), expected)
+
+
+def test_processes_import_the_module_of_an_environment_of_a_user(rocket):
+    impala = rlox.IMPALA("Rocket-v0", n_envs=2, n_actors=1, n_steps=8, actors="processes", hidden_sizes=[8])
+    impala.train(32)
+    impala.close()
+    assert impala.counters.env_steps == 32
+    for arguments in ({"workers": 1}, {"backend": "gymnasium"}, {"wrappers": ["ClipReward"]}):
+        with pytest.raises(ValueError, match="workers 0 and backend auto or tensor for Rocket-v0, whose copies"):
+            make_vec_env("Rocket-v0", 2, 0, **arguments)
 
 
 def test_wrong_environments_of_users(rocket):

@@ -17,8 +17,10 @@ from rich.console import Console
 
 from rlox.algorithms import PPO, SAC
 from rlox.callbacks import EvalCallback
+from rlox_cli.run.session import Outcome
+from rlox_cli.run.train import _print_outcomes
 from rlox_cli.terminal import progress
-from rlox_cli.terminal.console import make_table, print_table
+from rlox_cli.terminal.console import TextConsole, make_table, print_table
 from rlox_cli.terminal.progress import ProgressCallback
 
 pytestmark = pytest.mark.slow
@@ -286,6 +288,14 @@ def test_a_missing_score_is_not_shown_as_none(tmp_path):
     lines = rlox("ls", "tuned", cwd=tmp_path).stdout.splitlines()
     assert "None" not in " ".join(lines)
     assert any(line.split() == ["algo=cql", "env=Pendulum-v1", "5,000"] for line in lines)
+
+
+def test_scores_below_one_have_digits_in_the_table_of_jobs(capsys):
+    score = {"mean_return": 0.12345, "std_return": 0.05}
+    _print_outcomes([Outcome(Path("run"), 10, 1.0, score, 0.25)], TextConsole())
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "0.1235 ± 0.05" in line
+    assert "0.25" in line
 
 
 def test_evaluation_points_are_warned_about_only_if_set(tmp_path):

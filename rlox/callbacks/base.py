@@ -229,7 +229,7 @@ class CallbackList(Callback):
         TypeError
             If a callback answers a hook that can stop the training with anything but a bool or None.
         """
-        if hook == "on_training_start":
+        if hook == "on_training_start" or not self._at:  # a loop of one's own may call `on_step` alone
             self._at, self.failed_hook = time.perf_counter(), None
         answers: list[tuple[Callback, Any]] = []
         for callback in self.callbacks:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlox.callbacks.base import Callback, _algorithm, _finite, _HandWritten, _number
 from rlox.callbacks.evaluation import EvalCallback
+from rlox.checkpoint import load_checkpoint
 
 
 class _Write(threading.Thread):
@@ -74,6 +75,10 @@ class CheckpointCallback(Callback):
         every_steps: int | None = None,
         policy: Any = None,
     ):
+        if not every_s >= 0:
+            raise ValueError(f"CheckpointCallback: every_s must be >= 0, got {every_s}")
+        if every_steps is not None and every_steps < 1:
+            raise ValueError(f"CheckpointCallback: every_steps must be >= 1, or None, got {every_steps}")
         self.policy = policy
         self.folder = Path(folder)
         self.every_s = every_s
@@ -97,7 +102,16 @@ class CheckpointCallback(Callback):
         self._saved_at = time.monotonic()
         self._copies.clear()
         if self._saved_step is None:
-            self._saved_step = _algorithm(self, algorithm).counters.steps
+            algorithm = _algorithm(self, algorithm)
+            self._saved_step, path = algorithm.counters.steps, self.folder / "last.safetensors"
+            if self._saved_step and not isinstance(algorithm, _HandWritten) and path.is_file():
+                # A training that went back to another checkpoint must not be resumed from the one that it left.
+                kept: dict[str, int] = {}
+                with suppress(ValueError):  # a damaged file is replaced, too
+                    kept = load_checkpoint(path, mapped=True).header["counters"]
+                if any(kept.get(name) != getattr(algorithm.counters, name) for name in ("env_steps", "updates")):
+                    self._saved_step = -1
+                    self.save_last(algorithm)
         if getattr(getattr(algorithm, "ranks", None), "joined", False):
             self.save_last(algorithm)  # if a rank is killed, the others can continue from it
 

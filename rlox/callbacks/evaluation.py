@@ -123,6 +123,8 @@ class EvalCallback(Callback):
             raise ValueError(f"EvalCallback: max_steps must be >= 1, got {max_steps}")
         if every_steps is not None and every_steps < 1:
             raise ValueError(f"EvalCallback: every_steps must be >= 1, got {every_steps}")
+        if n_episodes < 1:
+            raise ValueError(f"EvalCallback: n_episodes must be >= 1, got {n_episodes}")
         if n_points < 0:
             raise ValueError(f"EvalCallback: n_points must be >= 0, got {n_points}")
         if patience is not None and patience < 1:

@@ -34,6 +34,9 @@ class TimingCallback(Callback):
         self._at = time.perf_counter()
 
     def on_step(self, *, metrics: dict[str, float] | None = None, **info: Any) -> bool:
+        if not self._at:  # a loop of one's own may call `on_step` alone
+            self.on_training_start(**info)
+            return True
         now = time.perf_counter()
         passed, self._at = now - self._at, now
         metrics = {} if metrics is None else metrics
@@ -101,6 +104,9 @@ class ProgressCallback(Callback):
     def on_step(
         self, *, step: int, reward: float | None = None, metrics: dict[str, float] | None = None, **info: Any
     ) -> bool:
+        if not self._began:  # a loop of one's own may call `on_step` alone
+            self.on_training_start(**info)
+            self._first = step
         self._step, self._reward = step, reward
         self._metrics = {"mean_reward": reward} if metrics is None and reward is not None else metrics or {}
         if time.monotonic() - self._shown_at >= (_REDRAW_S if self.live else self.every_s):

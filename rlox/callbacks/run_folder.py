@@ -75,7 +75,7 @@ class RunFolder:
         Raises
         ------
         ValueError
-            If the folder contains another run.
+            If the folder contains a run, and this training is a new one or has another algorithm, environment or seed.
         RuntimeError
             If another process trains in the folder.
         """
@@ -92,6 +92,8 @@ class RunFolder:
         )
         with record:
             run_files.replace_text(self.path, "config.yaml", yaml.safe_dump(plain, sort_keys=False))
+            for path in (self.path / "checkpoints").rglob(".*.partial"):
+                path.unlink(missing_ok=True)  # a killed process has not finished writing it
             self._attach(algorithm, record, plain)
             tracking.start_mirrors(self.path)
             try:
@@ -102,8 +104,9 @@ class RunFolder:
                     record.end(algorithm.counters.steps, "failed", f"{type(e).__name__}: {one_line(e, 1000)}")
                 raise
             reasons = [getattr(callback, "stopped", None) for callback in algorithm.callbacks.callbacks]
-            early = next((reason for reason in reasons if isinstance(reason, str)), None)
-            record.end(algorithm.counters.steps, "finished", f"stopped early: {early}" if early else "")
+            early = next((reason for reason in reasons if isinstance(reason, str)), "a callback ended the training")
+            c = algorithm.counters
+            record.end(c.steps, "finished", f"stopped early: {early}" if c.steps < c.end else "")
 
     def _changes(self, plain: dict[str, Any], step: int, cls: str) -> dict[str, Any]:
         """Return the settings that differ from those of the run in the folder; none for a new folder.

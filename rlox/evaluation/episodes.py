@@ -289,7 +289,12 @@ def _play_gym(
         kwargs = {**(kwargs or {}), "render_mode": render_mode}
     env = make_fresh_gym_env(env_id, kwargs, wrappers)
     returns, lengths, n_cut = np.zeros(n_episodes), np.zeros(n_episodes, np.int64), 0
-    limit = episodes.step_limit(getattr(env.spec, "max_episode_steps", None))
+    # The spec of an environment without an id is None, so the limit is that of its wrapper TimeLimit.
+    limits, layer = [getattr(env.spec, "max_episode_steps", None)], env
+    while layer is not None:
+        limits.append(getattr(layer, "_max_episode_steps", None))
+        layer = getattr(layer, "env", None)
+    limit = episodes.step_limit(min((n for n in limits if isinstance(n, int) and n > 0), default=None))
     hook, answer, action = "reset", UNANSWERED, None
     try:
         if env.render_mode != render_mode and render_mode is not None:

@@ -7,6 +7,7 @@ observations, then only the actions, and predicts the remaining observations.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -191,7 +192,10 @@ def open_loop(
         )
     recording = Recording(actor, algorithm.spec.model_width)
     arguments = {**algorithm._evaluation_arguments(n_episodes, seed, deterministic), "policy": recording}
-    evaluate(**arguments, max_steps=min(max_steps or _MOST_STEPS, _MOST_STEPS))
+    with warnings.catch_warnings():
+        # Episodes are cut here on purpose.
+        warnings.filterwarnings("ignore", "evaluate: an episode of", RuntimeWarning)
+        evaluate(**arguments, max_steps=min(max_steps or _MOST_STEPS, _MOST_STEPS))
     # All environments run until the last episode ends; the additional steps are used as well.
     episodes = list(recording.episodes())
     longest = max(len(obs) for _, obs, _ in episodes)

@@ -171,9 +171,10 @@ class MlflowRun:
             server = mirror.uri.rstrip("/")
             job.state.url = f"{server}/#/experiments/{experiment}/runs/{self.id}?{MODEL_TRAINING}"
         self._params(job, run.data.params)
-        if job.settings.get("artifacts", True) and "config" not in job.state.artifacts:
+        # A resume may have changed the settings.
+        if job.settings.get("artifacts", True) and job.state.artifacts.get("config") != job.ledger.segment:
             self.client.log_artifact(self.id, str(job.run / "config.yaml"))
-            job.state.artifacts["config"] = 0
+            job.state.artifacts["config"] = job.ledger.segment
 
     def _find(self, job: Job, experiment: str) -> Any:
         if isinstance(self.client, mlflow_sqlite.SqliteStore):

@@ -4,8 +4,8 @@ Each run is a store of its own, because a process handles only one W&B run well.
 
 Online, W&B's server knows the progress of a run: `open` resumes it by its id, and rows up to the
 server's step are skipped. Offline there is no server to ask and no way to continue a W&B file, so a
-writer that finds an unfinished file writes it again from the record. Files that `wandb sync` has already
-uploaded are kept, and only later rows go into the next file.
+writer replaces the newest file by one with the same and all later rows. Files that `wandb sync` has already
+uploaded are kept, and their rows do not go into the next file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from rlox.tracking.store import MIRRORS, inside, readable
+from rlox.tracking import store as stores
 
 if TYPE_CHECKING:
     from rlox.tracking.writer import Job
 
 # W&B shows 0 as finished, 255 as killed and anything else as failed.
 EXIT_CODE = {"finished": 0, "interrupted": 255, "failed": 1, "died": 255}
+_BEGUN = "wandb.begun"  # name of the state with which the newest offline file was begun
 
 
 def has_login() -> bool:
@@ -38,7 +39,7 @@ def has_login() -> bool:
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     files = [Path(os.environ["NETRC"])] if os.environ.get("NETRC") else [Path.home() / ".netrc", Path.home() / "_netrc"]
-    host = urlsplit(_base_url()).hostname or ""
+    host = urlsplit(base_url()).hostname or ""
     for file in files:
         try:
             if (entry := netrc.netrc(file.expanduser()).hosts.get(host)) is not None and entry[2]:
@@ -48,7 +49,7 @@ def has_login() -> bool:
     return False
 
 
-def _base_url() -> str:
+def base_url() -> str:
     """Return the address of the server that W&B uses: from the environment, a settings file, or its own."""
     if address := os.environ.get("WANDB_BASE_URL"):
         return address
@@ -64,7 +65,7 @@ class WandbMirror:
 
     @staticmethod
     def store(settings: Mapping[str, Any], run: Path) -> Path:
-        return run / MIRRORS / "wandb.store"
+        return run / stores.MIRRORS / "wandb.store"
 
     def __init__(self, settings: Mapping[str, Any]):
         try:
@@ -87,22 +88,25 @@ class WandbRun:
 
     def __init__(self, wandb: Any, job: Job):
         settings = job.settings
-        inside(job.run, "wandb")
+        stores.inside(job.run, "wandb")
         self._wandb = wandb
         self._folder = job.run
         self._files: list[Path] = []
         offline = settings["mode"] == "offline"
         # Its artifact staging would otherwise go to the user's home folder.
         os.environ.setdefault("WANDB_DATA_DIR", str(job.run / "wandb"))
-        if offline and not _drop_unsynced(job.run, job.ledger.run_id):
-            job.state.offset, job.state.segment, job.state.step = 0, -1, -1
-            job.state.artifacts = {}
+        if offline:
+            kept, begun = _drop_unsynced(job.run, job.ledger.run_id), stores.read_state(job.run, _BEGUN)
+            if Path(str(begun.url)).name not in kept:
+                begun = begun if kept else stores.State()
+                job.state.offset, job.state.segment, job.state.step = begun.offset, begun.segment, begun.step
+                job.state.artifacts = dict(begun.artifacts)
         try:
             self._run = wandb.init(
                 id=job.ledger.run_id,
                 project=settings["project"],
                 entity=settings.get("entity"),
-                name=settings.get("run_name") or readable(job.run.name),
+                name=settings.get("run_name") or stores.readable(job.run.name),
                 group=settings.get("group"),
                 tags=settings.get("tags") or None,
                 config=job.config,
@@ -128,6 +132,8 @@ class WandbRun:
         job.state.remote_id = self._run.id
         # If there is no page, the folder that `wandb sync` uploads.
         job.state.url = str(Path(self._run.dir).parent) if offline else self._run.url
+        if offline:
+            stores.write_state(job.run, _BEGUN, job.state)
         self._artifacts = settings.get("artifacts", True)
         # The server's next step; 0 for a new run.
         self._from_step = 0 if offline else self._run.step
@@ -138,7 +144,7 @@ class WandbRun:
         for row in rows:
             if row["step"] < self._from_step:
                 continue
-            values = {k: v for k, v in row.items() if k not in ("step", "time") and v is not None}
+            values = {k: v for k, v in row.items() if k not in ("segment", "step", "time") and v is not None}
             values["_timestamp"] = row["time"]
             self._run.log(values, step=row["step"])
 
@@ -166,12 +172,12 @@ class WandbRun:
         self._run.finish(exit_code=EXIT_CODE[status])
 
 
-def _drop_unsynced(run: Path, run_id: str) -> bool:
-    """Remove the run's offline files that were not uploaded yet. Returns whether uploaded files remain."""
-    kept = False
+def _drop_unsynced(run: Path, run_id: str) -> list[str]:
+    """Remove the run's offline files that were not uploaded yet. Return the names of the folders that remain."""
+    kept = []
     for folder in (run / "wandb").glob(f"offline-run-*-{run_id}"):
         if any(folder.glob("*.wandb.synced")):
-            kept = True
+            kept.append(folder.name)
         else:
             shutil.rmtree(folder)
     return kept

@@ -62,7 +62,12 @@ def algorithm(
 def experiment(
     name: Name,
     algo: Annotated[str, typer.Option(metavar="ALGO", help="The algorithm, or a shipped preset.")] = "ppo",
-    env: Annotated[str, typer.Option(metavar="ID", help="The environment.")] = "CartPole-v1",
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", help="The environment; by default CartPole-v1 or, for continuous actions, Pendulum-v1."
+        ),
+    ] = None,
     folder: Folder = None,
 ) -> None:
     """Write a preset for `rlox train -cd DIR experiment=NAME`, with the tuned settings as its start if there are any.

@@ -47,6 +47,7 @@ def resume(
     rlox sweep resume outputs/sweeps/…
     rlox sweep resume outputs/sweeps/… hydra/launcher=joblib
     rlox sweep resume outputs/sweeps/… --import my_package
+    rlox sweep resume outputs/sweeps/… -cd conf
     rlox sweep resume outputs/sweeps/… hydra.sweeper.n_trials=50     more trials
     """
     with report_exceptions("sweep"):

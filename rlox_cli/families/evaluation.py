@@ -30,7 +30,7 @@ def evaluate(path: Path, header: dict[str, Any], typed: Typed) -> None:
             raise ValueError(f"{option} must be left out for {header['algorithm']}, which completes no prompts")
     recorded = _object(header, "evaluation")
     deterministic = not typed.stochastic
-    episodes, seed, max_steps = _plan(path, header, typed)
+    episodes, seed, max_steps = plan(path, header, typed)
     algorithm = restore_to_act(path, header, list(typed.imports))
     if typed.predictions is not None:
         require_kind(typed.predictions, algorithm.spec.shows_images)
@@ -78,7 +78,7 @@ def evaluate(path: Path, header: dict[str, Any], typed: Typed) -> None:
 
 def show(path: Path, header: dict[str, Any], typed: Typed) -> None:
     """Show episodes in a window, one after the other, and print the return of each."""
-    _, seed, max_steps = _plan(path, header, typed)
+    _, seed, max_steps = plan(path, header, typed)
     algorithm = restore_to_act(path, header, list(typed.imports))
     played = algorithm.evaluate(
         typed.episodes, seed, deterministic=not typed.stochastic, render=True, max_steps=max_steps
@@ -87,7 +87,7 @@ def show(path: Path, header: dict[str, Any], typed: Typed) -> None:
         print_text(f"episode {i}: return {result:.2f}, {length} steps")
 
 
-def _plan(path: Path, header: dict[str, Any], typed: Typed) -> tuple[int, int | None, int | None]:
+def plan(path: Path, header: dict[str, Any], typed: Typed) -> tuple[int, int | None, int | None]:
     """Return the number of episodes, the seed and the largest number of steps: as typed, else as in the training."""
     if header["env"]["id"] is None:
         raise ValueError(

@@ -73,11 +73,12 @@ def interval_of_mean(mean: float, std: float, n: int) -> tuple[float, float]:
 
 def write_card(facts: Facts, name: str) -> str:
     """Return the card as Markdown, for the agent that is called `name` on the hub."""
+    version = _cell(facts.versions.get("rlox", "of an unknown version"))
     head = yaml.safe_dump(metadata(facts), sort_keys=False, allow_unicode=True, width=1000)
     parts = [
         f"---\n{head}---",
         f"# {_title(facts)}",
-        f"This agent was trained with rlox {_cell(facts.versions.get('rlox'))} (package `rlox-cli`).",
+        f"This agent was trained with rlox {version} (package `rlox-cli`).",
         _table(facts),
     ]
     if facts.score is not None:

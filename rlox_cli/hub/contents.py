@@ -19,11 +19,12 @@ from typing import Any
 from rlox import __version__
 from rlox.checkpoint import load_checkpoint, run_files, trained_for
 from rlox.evaluation.video import VideoWriter, render_fps
-from rlox.tracking.record import FILE
+from rlox.tracking.record import FILE, read_rows
 from rlox.tracking.store import read_config, read_plain
-from rlox_cli.families.evaluation import restore_to_act
+from rlox_cli.families.evaluation import plan, restore_to_act
+from rlox_cli.families.family import Evaluation as Typed
 from rlox_cli.families.family import family_of_checkpoint
-from rlox_cli.families.imports import import_modules, list_needed_modules
+from rlox_cli.families.imports import import_modules, list_needed_modules, require_typed
 from rlox_cli.hub.card import Facts, Score, interval_of_mean, write_card
 from rlox_cli.records.checkpoints import best_of, read_known_header
 from rlox_cli.records.pulled import MANIFEST, find_pulled, hint
@@ -37,7 +38,8 @@ FORMAT = 1
 _OVERRIDES = ".hydra/overrides.yaml"
 # Settings of where and how a run was trained, not of what was trained.
 _NOT_REPEATED = ("output_dir=", "hydra.", "hydra/", "logger=", "logger.", "resume=", "~logger")
-_CREDENTIALS = re.compile(r"\w+://[^/\s:@]+:[^/\s@]+@")
+# A user and a password, which some drivers accept with a slash (5000/ is a port), or a token alone.
+_CREDENTIALS = re.compile(r"\w+://(?:[^/\s@:\[]*:(?!\d+(?:[/?#]|$))[^\s@]+|[^/\s@]+)@")
 _FRESH_SEEDS = 1_000_000  # between the seeds of evaluations in training and those of one afterwards
 
 
@@ -58,6 +60,19 @@ class Source:
     checkpoint: Path
     run: Path | None  # its folder; None for a checkpoint that is in no run folder
     header: dict[str, Any]
+    file: Path  # the checkpoint itself, or a copy of it, which a training that goes on does not replace
+
+    @property
+    def max_steps(self) -> int | None:
+        """The number of steps after which the training's evaluations cut an episode, if it was set."""
+        return plan(self.checkpoint, self.header, Typed())[2]
+
+    def restore(self, imports: tuple[str, ...]) -> Any:
+        """Return the agent. Code of the user must be among `imports`."""
+        run = self.header.get("run")
+        needed = list_needed_modules(self.header["env"], run if isinstance(run, dict) else {})
+        require_typed(needed, imports, self.checkpoint)
+        return restore_to_act(self.file, self.header, list(imports))
 
 
 def find_source(path: Path) -> Source:
@@ -68,23 +83,36 @@ def find_source(path: Path) -> Source:
     ValueError, FileNotFoundError
         If it is neither, or the checkpoint cannot be read.
     UsageError
-        If a setting contains a password.
+        If something that would be shared contains a password or a token.
     """
     path = find_pulled(str(path)) or path
-    run: Path | None = path
     if path.is_dir():
-        checkpoint = best_of(path)
+        folder, checkpoint = path, best_of(path)
     elif path.exists():
-        folder, _ = run_files.locate(path)
-        checkpoint, run = path, folder if run_files.is_file(folder, FILE) else None
+        folder, checkpoint = run_files.locate(path)[0], path
     else:
         raise FileNotFoundError(f"{path} must be a run folder or a checkpoint, got nothing there{hint(path)}")
-    source = Source(checkpoint, run, read_known_header(checkpoint))
-    settings = [source.header.get("run")] if run is None else [source.header.get("run"), read_config(run)]
-    for key, value in _strings(settings):
+    run = folder if run_files.is_file(folder, FILE) else None
+    source = Source(checkpoint, run, read_known_header(checkpoint), checkpoint)
+    for where, key, value in _texts(source):
         if _CREDENTIALS.search(value):
-            raise UsageError(f"{key} of {shown(run or checkpoint)} contains a password, which would be shared")
+            raise UsageError(
+                f"{key} of {shown(where)} contains a password or a token, which would be shared; take it out of that "
+                "file, or train without it"
+            )
     return source
+
+
+def _texts(source: Source) -> Iterator[tuple[Path, str, str]]:
+    """Yield all texts that would be shared, each with its file and its key."""
+    yield from ((source.checkpoint, key, value) for key, value in _strings(source.header))
+    if (run := source.run) is None:
+        return
+    yield from ((run / CONFIG, key, value) for key, value in _strings(read_config(run)))
+    yield from ((run / _OVERRIDES, word.partition("=")[0], word) for word in shlex.split(_command(run) or ""))
+    for row, _ in read_rows(run / FILE):
+        if "event" in row:
+            yield from ((run / FILE, key, value) for key, value in _strings(row))
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -93,7 +121,7 @@ def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, dict):
         for name, inner in value.items():
             yield from _strings(inner, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
+    elif isinstance(value, (list, tuple)):
         for inner in value:
             yield from _strings(inner, key)
 
@@ -109,9 +137,11 @@ def collect(source: Source, folder: Path, name: str, options: Options) -> tuple[
         A note on each part that is missing, and why.
     """
     import_modules(options.imports)
-    facts, notes = describe(source, options)
     (folder / run_files.CHECKPOINTS).mkdir()
-    shutil.copyfile(source.checkpoint, folder / facts.checkpoint)
+    copy = folder / _shared_name(source.checkpoint)
+    shutil.copyfile(source.checkpoint, copy)
+    source = replace(source, file=copy, header=read_known_header(copy))
+    facts, notes = describe(source, options)
     if source.run is not None:
         for file in (CONFIG, FILE):
             with run_files.open_file(source.run, file) as read, open(folder / file, "wb") as write:
@@ -129,7 +159,14 @@ def collect(source: Source, folder: Path, name: str, options: Options) -> tuple[
             notes.append(f"no film: {paragraph(e)}")
     (folder / CARD).write_text(write_card(facts, name), encoding="utf-8")
     write_manifest(folder, facts)
+    verify(folder, read_manifest(folder))
     return facts, notes
+
+
+def _shared_name(checkpoint: Path) -> str:
+    """Return the name of a checkpoint in the shared folder: one of those that are looked for in a pulled run."""
+    name = checkpoint.name if checkpoint.name == "best.safetensors" else "last.safetensors"
+    return f"{run_files.CHECKPOINTS}/{name}"
 
 
 def describe(source: Source, options: Options) -> tuple[Facts, list[str]]:
@@ -149,20 +186,21 @@ def describe(source: Source, options: Options) -> tuple[Facts, list[str]]:
         score = _evaluate(source, options)
     elif (score := _recorded_score(source)) is None:
         notes.append("no score: the checkpoint records none; --episodes N measures one")
-    reference = run.get("reference")
+    reference, known, n_steps = run.get("reference"), header.get("versions"), run.get("total_timesteps")
+    required = reference.get("mean_return") if isinstance(reference, dict) else None
     facts = Facts(
         algorithm=header["algorithm"],
         task=str(family.recorded_task(header) or "an environment of its own"),
         step=step,
-        n_steps=run.get("total_timesteps") or step,
+        n_steps=n_steps if isinstance(n_steps, int) else step,
         unit=unit,
         seed=header["seed"],
-        checkpoint=f"{run_files.CHECKPOINTS}/{source.checkpoint.name}",
+        checkpoint=_shared_name(source.checkpoint),
         command=command,
-        versions={str(key): str(value) for key, value in header["versions"].items()},
+        versions={str(key): str(value) for key, value in (known if isinstance(known, dict) else {}).items()},
         score=score,
         score_name="score" if family.completes_prompts else "return",
-        reference=reference.get("mean_return") if isinstance(reference, dict) else None,
+        reference=required if isinstance(required, (int, float)) else None,
         language=family.completes_prompts,
         licence=options.licence,
         imports=sorted(set(list_needed_modules(header["env"], run))) if not family.completes_prompts else [],
@@ -173,9 +211,11 @@ def describe(source: Source, options: Options) -> tuple[Facts, list[str]]:
 def _recorded_score(source: Source) -> Score | None:
     """Return the score with which the checkpoint was saved; None if there was no evaluation."""
     recorded = source.header.get("evaluation")
-    if not isinstance(recorded, dict) or not isinstance(recorded.get("mean_return"), (int, float)):
+    if not isinstance(recorded, dict):
         return None
-    mean, std, n = float(recorded["mean_return"]), float(recorded.get("std_return", 0.0)), recorded["n_episodes"]
+    mean, std, n = recorded.get("mean_return"), recorded.get("std_return", 0.0), recorded.get("n_episodes")
+    if not (isinstance(mean, (int, float)) and isinstance(std, (int, float)) and isinstance(n, int)):
+        return None
     n_choices = 1
     if source.checkpoint.stem == "best" and source.run is not None:
         evaluations = read_run(source.run, {EVALUATION}).series.get(EVALUATION)
@@ -187,8 +227,9 @@ def _recorded_score(source: Source) -> Score | None:
 def _evaluate(source: Source, options: Options) -> Score:
     """Return the score in new episodes, with a seed that the training did not use."""
     assert options.episodes is not None
-    agent = restore_to_act(source.checkpoint, source.header, list(options.imports))
-    evaluation = agent.evaluate(options.episodes, 10_000 + _FRESH_SEEDS + source.header["seed"])
+    agent = source.restore(options.imports)
+    seed = 10_000 + _FRESH_SEEDS + source.header["seed"]
+    evaluation = agent.evaluate(options.episodes, seed, max_steps=source.max_steps)
     summary = evaluation.summary()
     mean, std = summary["mean_return"], summary["std_return"]
     bounds = interval_of_mean(mean, std, options.episodes)
@@ -203,9 +244,10 @@ def _command(run: Path) -> str | None:
         return None
     if not isinstance(typed, list) or not all(isinstance(word, str) and word.isprintable() for word in typed):
         return None
-    seed = [] if any(word.startswith("seed=") for word in typed) else [f"seed={read_config(run)['seed']}"]
-    words = [word for word in typed if not word.lstrip("+").startswith(_NOT_REPEATED)]
-    return shlex.join(["rlox", "train", *words, *seed]).replace("`", "")
+    words, config = [word for word in typed if not word.lstrip("+").startswith(_NOT_REPEATED)], read_config(run)
+    if "seed" in config and not any(word.startswith("seed=") for word in typed):
+        words.append(f"seed={config['seed']}")
+    return shlex.join(["rlox", "train", *words]).replace("`", "")
 
 
 def _draw_curve(run: Path, file: Path) -> None:
@@ -219,10 +261,10 @@ def _draw_curve(run: Path, file: Path) -> None:
 
 def _film(source: Source, file: Path, imports: tuple[str, ...]) -> None:
     """Film one episode."""
-    agent = restore_to_act(source.checkpoint, source.header, list(imports))
+    agent = source.restore(imports)
     writer = VideoWriter(file, render_fps(source.header["env"]["id"]))
     with writer as film:
-        agent.evaluate(1, frames=film.add)
+        agent.evaluate(1, frames=film.add, max_steps=source.max_steps)
 
 
 def write_manifest(folder: Path, facts: Facts) -> None:

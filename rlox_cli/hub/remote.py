@@ -20,7 +20,7 @@ from rlox_cli.records.pulled import MANIFEST, folder_of, is_name
 from rlox_cli.terminal.errors import UsageError
 
 ORIGIN = "pulled.json"  # where a pulled run comes from
-_STALE = ["checkpoints/*", "curve.*", "replay.*"]  # of an earlier version of the run
+_STALE = ["checkpoints/*", "curve.*", "replay.*", "config.yaml", "metrics.jsonl"]  # of an earlier version of the run
 
 
 def require_name(name: str, owner: bool) -> None:
@@ -49,7 +49,12 @@ def upload(folder: Path, name: str, private: bool | None) -> tuple[str, str]:
     api = hub.HfApi()
     with _explained(hub, name, "write to"):
         made = api.create_repo(name, private=private, exist_ok=True)
-    full = made.repo_id
+        full = made.repo_id
+        if private is not None and (hidden := bool(api.model_info(full).private)) is not private:
+            raise UsageError(
+                f"{full} exists and is {'private' if hidden else 'public'}; --{'private' if private else 'public'} is "
+                "for a new repository: choose another name, leave it out, or change the repository on its page"
+            )
     with _explained(hub, full, "write to"):
         api.upload_folder(
             repo_id=full, folder_path=folder, commit_message="Upload by rlox push", delete_patterns=_STALE

@@ -23,6 +23,7 @@ from rlox.config import MmapBufferConfig, RunConfig
 from rlox.config.servers import is_reachable
 from rlox.config.sqlite import is_sqlite, sqlite_file
 from rlox.tracking.loggers import LOGGERS
+from rlox.tracking.wandb import base_url
 from rlox_cli.config.compose import Job, find_new_folder, is_named_by_time
 from rlox_cli.config.overrides import as_typed
 from rlox_cli.families import limits
@@ -240,7 +241,7 @@ def _tracker_warnings(config: RunConfig) -> Iterator[str]:
             else:
                 address = uri
         if name == "wandb" and config.logger.wandb.in_effect == "online":
-            address = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+            address = base_url()
         if address is not None and not is_reachable(address, _TRACKER_S):
             yield (
                 f"logger={name}: {address} does not answer within {_TRACKER_S:g} s; training does not wait for it, and "

@@ -118,9 +118,10 @@ def prepare(
         )
     ledger = Ledger(folder)
     ledger.scan()
-    if path.stem == "last" and (ended := _describe_end(ledger, checkpoint, config, changed)):
-        further = "eval.stop_at=null" if "stop_at=" in ended else f"total_timesteps={2 * steps}"
-        console.print(f"{shown(folder)} is finished: {ended}. To train on: {resume_command(folder)} {further}")
+    more = any(override.lstrip("+").startswith("total_timesteps=") for override in overrides)
+    if path.stem == "last" and (ended := _describe_end(ledger, checkpoint, config, changed, more)):
+        text, further = ended
+        console.print(f"{shown(folder)} is finished: {text}. To train on: {resume_command(folder)} {further}")
         return None
     console.print(f"resuming {shown(folder)} at {unit[:-1]} {steps:,} of {config.total_timesteps:,}")
     if path.stem == "last" and ledger.last < steps:
@@ -237,16 +238,23 @@ def _apply(cfg: DictConfig, override: Override, algo: str) -> None:
     OmegaConf.update(cfg, key, override.value(), merge=True)
 
 
-def _describe_end(ledger: Ledger, checkpoint: Checkpoint, config: RunConfig, changed: dict[str, Any]) -> str | None:
-    """Return how the run ended, or None if it did not end or a typed change lets it continue."""
+def _describe_end(
+    ledger: Ledger, checkpoint: Checkpoint, config: RunConfig, changed: dict[str, Any], more: bool
+) -> tuple[str, str] | None:
+    """Return how the run ended and what lets it go on; None if it did not end, or what was typed lets it go on.
+
+    `more` says whether a number of steps was typed.
+    """
     if ledger.end is None or ledger.end["status"] != "finished":
         return None
-    steps, unit = trained_for(checkpoint.header)
+    (steps, unit), message = trained_for(checkpoint.header), ledger.end["message"]
     if steps >= config.total_timesteps:
-        return f"{steps:,} {unit}"
-    # It stopped early: at a score or for lack of progress, which a change of these keys may undo, or at a time limit.
-    by_score = "max_time=" not in ledger.end["message"]
-    undo = [key for key in changed if (key.startswith("eval.") and key != "eval.workers") or key == "total_timesteps"]
-    if by_score and not undo:
-        return f"{steps:,} {unit}, {ledger.end['message']}"
-    return None
+        return f"{steps:,} {unit}", f"total_timesteps={2 * steps}"
+    if "max_time=" in message or "the time limit of" in message:
+        return None
+    text = ", ".join(filter(None, [f"{steps:,} {unit}", message]))
+    for key in ("stop_at", "patience"):
+        # With the same rule, it would stop again before its first update.
+        if f"{key}=" in message and (f"eval.{key}" in changed or getattr(config.eval, key) is not None):
+            return None if f"eval.{key}" in changed else (text, f"eval.{key}=null")
+    return None if more else (text, f"total_timesteps={max(2 * steps, config.total_timesteps)}")

@@ -211,6 +211,8 @@ def replan(algorithm: Any, config: RunConfig, console: Console, changed: Mapping
     end, schedule_end = config.total_timesteps, config.schedule_timesteps
     if "schedule_timesteps" in changed and schedule_end is None:
         schedule_end = end
+    if schedule_end is not None:  # the last of several trainings in the library did not begin at step 0
+        schedule_end -= algorithm.counters.horizon_start
     with _printing_notes("train:", console):
         algorithm.plan(until=end, schedule_timesteps=schedule_end)
 
@@ -313,7 +315,7 @@ class Session:
             run_files.replace_text(self.folder, "config.yaml", yaml.safe_dump(self._plain, sort_keys=False))
             for path in (self.folder / "checkpoints").rglob(".*.partial"):
                 path.unlink(missing_ok=True)  # a killed process has not finished writing it
-            if any(self._plain["logger"].values()):
+            if any(settings is not None for settings in self._plain["logger"].values()):
                 tracking.start_mirrors(self.folder)
             started = time.perf_counter()
             self._train(record)

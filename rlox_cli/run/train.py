@@ -223,10 +223,12 @@ def _short_budget(name: str, runs: list[RunConfig]) -> str | None:
 
 
 def _print_outcomes(outcomes: Iterable[Outcome], console: Console) -> None:
+    from rlox_cli.records.runs import short
+
     table = make_table("run", "steps", "seconds", "final", "best")
     for o in outcomes:
-        best = "" if o.best is None else f"{o.best:.1f}"
-        final = f"{o.final['mean_return']:.1f} ± {o.final['std_return']:.1f}" if o.final else ""
+        best = "" if o.best is None else short(o.best)
+        final = f"{short(o.final['mean_return'])} ± {short(o.final['std_return'])}" if o.final else ""
         table.add_row(shown(o.folder), f"{o.steps:,}", f"{o.seconds:.1f}", final, best)
     print_table(console, table)
 

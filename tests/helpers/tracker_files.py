@@ -26,7 +26,13 @@ def wandb_records(path):
 
 
 def wandb_history(run):
+    """The rows of the run's only offline file, and all its records."""
     (path,) = (run / "wandb").glob("offline-run-*/*.wandb")
+    return wandb_rows(path)
+
+
+def wandb_rows(path):
+    """The rows of a .wandb file, and all its records."""
     records = list(wandb_records(path))
     history = [
         {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in r.history.item}

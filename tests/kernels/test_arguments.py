@@ -1,9 +1,11 @@
-"""Every public function with every kind of wrong argument: each raises an exception that names the argument.
+"""Every public kernel with every kind of wrong argument: each raises an exception that names the argument.
 
 Each row of `CASES` is a valid call with the kind of each argument, from which the wrong values follow.
 """
 
 import re
+import tempfile
+from functools import cache
 
 import numpy as np
 import pytest
@@ -68,6 +70,19 @@ def stats_vec():
     return rlox.RunningStatsVec(D)
 
 
+@cache
+def folder():
+    return tempfile.TemporaryDirectory()  # removed when the interpreter exits
+
+
+def mapped(**sizes):
+    return rlox.MmapReplayBuffer(**sizes, cold_path=folder().name)
+
+
+def single(env_id):
+    return getattr(rlox, env_id)(seed=1)
+
+
 # Kinds of arguments: name -> values that are invalid for this kind.
 OBJECTS = np.array([None, 1.0], object)
 WRONG = {
@@ -88,7 +103,18 @@ WRONG = {
                              good[:-1], np.stack([good] * 2)],
     "priorities": lambda good: [None, "x", good * 1j, good[:-1], np.full(good.shape, np.nan), -good,
                                 np.full(good.shape, np.inf)],
+    # Rewards of a group of any size.
+    "vector": lambda good: [None, "abc", object(), {}, np.array(["a"] * len(good)), good * 1j, 0.5,
+                            np.stack([good] * 2)],
+    "tokens": lambda good: [None, "abc", object(), 3, 1.5, [[0.5]], [None], ["a"], [[-1]], [[2**32]], [[1, 2**70]],
+                            [np.zeros((2, 2), np.int64)], np.array([1.5]), np.array([-1])],
+    "slots": lambda good: [None, "abc", object(), 3, good[0], good[None], good.astype(np.float64), good * 1j],
+    "choice": lambda good: [None, "x", 0.5, -1, 10**6, 2**70, np.zeros(2)],
+    "force": lambda good: [None, "x", np.nan, 1j, np.zeros(2), object()],
 }  # fmt: skip
+
+SINGLE = ("CartPole", "Acrobot", "MountainCar", "MountainCarContinuous", "Pendulum")
+TIERS = {"hot_capacity": 4, "total_capacity": 16, "obs_dim": D, "act_dim": A}
 
 # (name, factory of the callable, {argument: (kind, valid value)})
 CASES = [
@@ -107,6 +133,7 @@ CASES = [
         "log_rhos": ("array", f32(T)), "rewards": ("array", f32(T)), "values": ("array", f32(T)),
         "dones": ("flags", flags(T)), "bootstrap_value": ("number", 0.5), "gamma": ("fraction", 0.9),
         "rho_bar": ("positive", 1.0), "c_bar": ("positive", 1.0)}),
+    ("compute_group_advantages", lambda: rlox.compute_group_advantages, {"rewards": ("vector", f64(B))}),
     ("compute_batch_group_advantages", lambda: rlox.compute_batch_group_advantages, {
         "rewards": ("array", f64(N * B)), "group_size": ("count", B)}),
     *((name, lambda name=name: getattr(rlox, name), {
@@ -119,6 +146,10 @@ CASES = [
       for name, dtype in (("compute_batch_token_kl", np.float64), ("compute_batch_token_kl_schulman", np.float64),
                           ("compute_batch_token_kl_f32", np.float32),
                           ("compute_batch_token_kl_schulman_f32", np.float32))),
+    ("pack_sequences", lambda: rlox.pack_sequences, {
+        "sequences": ("tokens", [np.arange(3), np.arange(5)]), "max_length": ("count", 8)}),
+    ("packed_attention_mask", lambda: rlox.packed_attention_mask, {
+        "packed": ("slots", np.array([[0, 0, 1, -1]]))}),
     ("RunningStatsVec", lambda: rlox.RunningStatsVec, {"dim": ("count", D)}),
     ("RunningStatsVec.update", lambda: stats_vec().update, {"values": ("array", f64(D))}),
     ("RunningStatsVec.batch_update", lambda: stats_vec().batch_update, {
@@ -127,6 +158,13 @@ CASES = [
     ("VecEnv", lambda: rlox.VecEnv, {"n": ("count", N), "seed": ("seed", 1)}),
     ("VecEnv.reset_all", lambda: rlox.VecEnv(N).reset_all, {"seed": ("seed", 1)}),
     ("VecEnv.step_all", lambda: rlox.VecEnv(N).step_all, {"actions": ("indices", np.array([0, 1, 0]))}),
+    ("GridWorld", lambda: rlox.GridWorld, {"rows": ("count", 3), "cols": ("count", 4), "seed": ("seed", 1)}),
+    *((env_id, lambda env_id=env_id: getattr(rlox, env_id), {"seed": ("seed", 1)}) for env_id in SINGLE),
+    *((f"{env_id}.reset", lambda env_id=env_id: single(env_id).reset, {"seed": ("seed", 1)})
+      for env_id in ("GridWorld", *SINGLE)),
+    *((f"{env_id}.step", lambda env_id=env_id: single(env_id).step, {
+        "action": ("force", 0.5) if env_id in ("Pendulum", "MountainCarContinuous") else ("choice", 1)})
+      for env_id in ("GridWorld", *SINGLE)),
     ("ReplayBuffer", lambda: rlox.ReplayBuffer, {
         "capacity": ("count", 10), "obs_dim": ("count", D), "act_dim": ("count", A)}),
     ("ReplayBuffer.sample", lambda: replay().sample, {"batch_size": ("count", 4), "seed": ("seed", 1)}),
@@ -145,6 +183,14 @@ CASES = [
     ("PrioritizedReplayBuffer.update_priorities", lambda: prioritized().update_priorities, {
         "indices": ("indices", np.array([0, 2], np.uint64).astype(np.int64)),
         "priorities": ("priorities", np.array([0.5, 2.0]))}),
+    ("MmapReplayBuffer", lambda: mapped, {
+        "hot_capacity": ("count", 8), "total_capacity": ("count", 16), "obs_dim": ("count", D),
+        "act_dim": ("count", A)}),
+    ("MmapReplayBuffer.sample", lambda: filled(mapped(**TIERS)).sample, {
+        "batch_size": ("count", 4), "seed": ("seed", 1)}),
+    ("MmapReplayBuffer.push_batch", lambda: filled(mapped(**TIERS)).push_batch, {
+        "obs": ("array", f32(B, D)), "next_obs": ("array", f32(B, D)), "actions": ("array", f32(B, A)),
+        "rewards": ("array", f32(B)), "terminated": ("flags", flags(B)), "truncated": ("flags", flags(B))}),
     ("OfflineDatasetBuffer", lambda: rlox.OfflineDatasetBuffer, {
         "obs": ("array", f32(T, D)), "next_obs": ("array", f32(T, D)), "actions": ("array", f32(T, A)),
         "rewards": ("array", f32(T)), "terminated": ("flags", flags(T)), "truncated": ("flags", flags(T))}),
@@ -177,22 +223,42 @@ class Broken:
 HOSTILE = [Broken(), 10**400, -(10**400), [10**400], [Broken()], 10**60 * np.ones(2, object)]
 
 
+# Where a message may name another argument: of two whose lengths differ, or the one that means the same.
+OTHERS = {
+    ("ReplayBuffer", "obs_dim"): "obs_shape",
+    ("PrioritizedReplayBuffer", "obs_dim"): "obs_shape",
+    ("ReplayBuffer.push_batch", "rewards"): "obs",
+    ("OfflineDatasetBuffer", "rewards"): "obs",
+    ("MmapReplayBuffer.push_batch", "rewards"): "obs",
+    ("PrioritizedReplayBuffer.update_priorities", "indices"): "priorities",
+    ("pack_sequences", "sequences"): "a sequence|lengths|every length",
+}
+# Kernels without arguments that can be wrong in these ways, and those whose errors other files test.
+WITHOUT = {"Batch", "DPOPair", "NativeReward", "clean_cold_files"}
+
+
+def test_every_public_kernel_has_a_case():
+    modules = {name: getattr(getattr(rlox, name), "__module__", "") for name in rlox.__all__}
+    public = {name for name, module in modules.items() if module.startswith("rlox.kernels")}
+    assert {name.partition(".")[0] for name, _, _ in CASES} - {"VecEnv"} == public - WITHOUT
+
+
 def wrong_cases():
     for name, make, arguments in CASES:
         for argument, (kind, good) in arguments.items():
-            for number, bad in enumerate([*WRONG[kind](good), *HOSTILE]):
-                yield pytest.param(make, arguments, argument, bad, id=f"{name}-{argument}-{number}")
+            hostile = HOSTILE[1:] if kind == "tokens" else HOSTILE  # what cannot be iterated over says why itself
+            for number, bad in enumerate([*WRONG[kind](good), *hostile]):
+                yield pytest.param(name, make, arguments, argument, bad, id=f"{name}-{argument}-{number}")
 
 
-@pytest.mark.parametrize(("make", "arguments", "argument", "bad"), list(wrong_cases()))
-def test_wrong_argument_is_named(make, arguments, argument, bad):
+@pytest.mark.parametrize(("name", "make", "arguments", "argument", "bad"), list(wrong_cases()))
+def test_wrong_argument_is_named(name, make, arguments, argument, bad):
     call = {name: good for name, (_, good) in arguments.items()}
     # MemoryError: impossible sizes such as 2**70 transitions.
     with pytest.raises((ValueError, TypeError, IndexError, MemoryError)) as caught:
         make()(**{**call, argument: bad})
-    # If lengths do not match, the message may name either of the two arrays. A list of sizes is an obs_shape.
-    names = [*arguments, *(["obs_shape"] if argument == "obs_dim" else [])]
-    assert any(re.search(rf"\b{name}\b", str(caught.value)) for name in names), caught.value
+    named = re.search(rf"\b({argument}|{OTHERS.get((name, argument), argument)})\b", str(caught.value))
+    assert named, caught.value
     assert len(str(caught.value)) < 1_000
 
 

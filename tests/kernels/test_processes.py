@@ -5,6 +5,7 @@ way as the original."""
 import concurrent.futures
 import multiprocessing
 import pickle
+import re
 import threading
 
 import numpy as np
@@ -15,6 +16,10 @@ import rlox
 from rlox.kernels.rng import Rng
 
 D, A = 4, 1
+
+
+def observations(n, seed):
+    return np.random.default_rng(seed).standard_normal((n, D)).astype(np.float32)
 
 
 def fill(buffer, n=2000, seed=0):
@@ -119,13 +124,36 @@ def hammer(*jobs, seconds=1.0):
 @pytest.mark.parametrize("name", ["ReplayBuffer", "PrioritizedReplayBuffer"])
 def test_pushing_sampling_clearing_and_restoring_at_once_is_safe(name):
     buffer = make(name)
-    state = buffer.get_state()
-    hammer(
-        lambda: buffer.sample(50_000, 1),
-        lambda: fill(buffer, 200, 1),
-        lambda: buffer.set_state(state),
-        buffer.clear,
-    )
+    state, sampled = buffer.get_state(), []
+
+    def check(batch):
+        """Every row is one of those that were pushed, whole."""
+        obs = batch["obs"]
+        assert {row.tobytes() for row in obs} <= pushed
+        np.testing.assert_array_equal(batch["next_obs"], obs + 1)
+        np.testing.assert_array_equal(batch["actions"], obs[:, :A])
+        np.testing.assert_array_equal(batch["rewards"], obs[:, 0])
+
+    def sample():
+        """A batch that is copied while others push may mix two rows, but has no other numbers than theirs."""
+        assert np.isin(buffer.sample(50_000, len(sampled))["obs"], numbers).all()
+        sampled.append(True)
+
+    numbers = np.concatenate([observations(2000, 0), observations(200, 1)])
+    pushed = {row.tobytes() for row in numbers}
+    while len(sampled) < 20:
+        errors = hammer(
+            sample, lambda: fill(buffer, 200, 1), lambda: buffer.set_state(state), buffer.clear, seconds=0.2
+        )
+        for e in errors:  # `sample` in the middle of `clear`, or after it
+            assert re.search(r"sample: (the buffer must hold a transition|priorities must not all be 0), got", str(e))
+        n_kept = len(buffer)
+        assert n_kept in (0, 200, 400, 600, 800, 1000)
+        fill(buffer, 200, 1)
+        assert len(buffer) == min(n_kept + 200, 1000)
+        check(batch := buffer.sample(20_000, 2))
+        if name == "PrioritizedReplayBuffer":  # this refuses places without a transition
+            buffer.update_priorities(batch["indices"], np.ones(20_000))
     buffer.set_state(state)
     assert digest(buffer) == digest(make(name))
 

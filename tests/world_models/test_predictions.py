@@ -1,5 +1,6 @@
 """Open-loop predictions compared with the truth: errors, films and plots."""
 
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,6 +49,13 @@ def test_exact_predictions_have_no_error_and_sequences_do_not_cross_episodes():
     assert open_loop(algorithm(lambda: probes.Countdown(9, True)), 2, context=5, horizon=15).horizon == 4
     with pytest.raises(ValueError, match="context must be less than the 3 steps of the longest episode, got 3"):
         open_loop(algorithm(lambda: probes.Countdown(3, True)), 2, context=3)
+
+
+def test_long_episodes_are_cut_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = open_loop(algorithm(lambda: probes.Countdown(2000, True)), 1, context=2, horizon=4)
+    assert len(found.truth) == 64
 
 
 def test_predictions_start_from_the_agents_state():
