@@ -30,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 ENVS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 PRESETS = ("sac", "crossq", "xqc", "flashsac", "droq", "redq", "tqc")
 STEPS, RANDOM_STEPS, SHORT = 100_000, 5000, 6000
+PEER_KEYS = ("step", "mean", "cpu_s")  # of an evaluation of the peer
 CELLS = [f"{preset}-{env_id}" for preset in PRESETS for env_id in ENVS]
 # Peers' settings by their names.
 COMMON = {"learning_starts": RANDOM_STEPS, "buffer_size": STEPS, "batch_size": 256, "gamma": 0.99}
@@ -122,6 +123,8 @@ def merge(out, paths):
                 raise ValueError(f"{path}: {label} has other settings than the files before")
             for side in ("curves", "curves_sb3"):
                 for seed, curve in cell.get(side, {}).items():
+                    if side == "curves_sb3":  # the same, from whichever file
+                        curve = [{key: row[key] for key in PEER_KEYS} for row in curve]
                     if merged.setdefault(side, {}).setdefault(seed, curve) != curve:
                         raise ValueError(f"{path}: {label} has another curve of seed {seed} than a file before")
     Path(out).write_text(json.dumps({"sources": sources, "cells": cells}) + "\n")
@@ -129,7 +132,7 @@ def merge(out, paths):
 
 def read_peer(content):
     """Return a recorded training with the peer as `merge` writes it."""
-    curve = [{key: row[key] for key in ("step", "mean", "cpu_s")} for row in content["evaluations"]]
+    curve = [{key: row[key] for key in PEER_KEYS} for row in content["evaluations"]]
     settings = content["settings"]
     cell = {"env": settings["env"], "settings_sb3": settings, "curves_sb3": {str(content["seed"]): curve}}
     source = {key: value for key, value in content.items() if key not in ("settings", "evaluations")}

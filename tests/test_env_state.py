@@ -415,7 +415,7 @@ def test_probes_have_no_get_state():
 
 @pytest.mark.parametrize("cls", [PPO, SAC])
 def test_a_state_never_mixes_two_steps(cls):
-    """If code after a step fails, observations and state are both from after the step."""
+    """If code after a step fails, observations and state are both from after the step; a replay memory lacks it."""
     made = []
 
     def reward_fn(obs, actions, rewards):
@@ -429,6 +429,9 @@ def test_a_state_never_mixes_two_steps(cls):
     with pytest.raises(OSError, match="gone"):
         algorithm.train(128)
     state, vec = algorithm.collector.state(), algorithm.collector.env
+    if cls is SAC:
+        assert state is None
+        return
     seen = [env.unwrapped._get_obs() for env in vec.envs]
     np.testing.assert_array_equal(state["env_obs"], np.asarray(seen, np.float32))
 

@@ -173,6 +173,20 @@ def test_trainings_of_the_peer_with_other_settings_do_not_merge(tmp_path):
     assert not (tmp_path / "all.json").exists()
 
 
+def test_a_result_that_contains_the_training_of_the_peer_merges_with_its_own_file(tmp_path):
+    evaluation = {"step": 100_000, "mean": 1.0, "cpu_s": 2.0}
+    record = {"cell": "sac-Hopper-v5", "seed": 100, "settings": few_steps.their_settings("sac-Hopper-v5")}
+    (tmp_path / "peer.json").write_text(json.dumps({**record, "evaluations": [evaluation]}))
+    curves = {"100": [{**evaluation, "std": 0.5}]}  # `rlox bench learn` also keeps the deviation
+    result = {"cells": {"sac-Hopper-v5": {"algo": "sac", "env": "Hopper-v5", "curves": curves, "curves_sb3": curves}}}
+    result |= dict.fromkeys(("command", "date", "machine", "versions"), "")
+    (tmp_path / "ours.json").write_text(json.dumps(result))
+    few_steps.merge(tmp_path / "all.json", [tmp_path / "peer.json", tmp_path / "ours.json"])
+    cell = json.loads((tmp_path / "all.json").read_text())["cells"]["sac-Hopper-v5"]
+    assert cell["curves_sb3"] == {"100": [evaluation]}
+    assert cell["curves"] == curves
+
+
 def test_trainings_of_the_peer_are_compared_with_if_they_have_one_of_the_seeds(tmp_path, monkeypatch):
     typed = []
     monkeypatch.setattr(few_steps.subprocess, "run", lambda words, cwd: typed.append(words) or done)

@@ -14,6 +14,7 @@ from rlox.config import integer, nearest
 from rlox.config.base import LARGEST_SEED
 from rlox.config.migration import answers
 from rlox.llm.backends import Backend, Served
+from rlox.llm.data import SUFFIXES
 from rlox.llm.encoded import Encoded, encode_dataset
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.rewards.functions import Rewards
@@ -96,8 +97,11 @@ class BestOfN:
         Parameters
         ----------
         prompts
-            Token ids (B, P), a list of token ids (P_i,), texts, dicts with ``prompt``, or a file of these.
+            Token ids (B, P), a list of token ids (P_i,), one or several texts, dicts with ``prompt``, or a file of
+            these. A text that ends like the name of such a file is taken as its path.
         """
+        if isinstance(prompts, str) and not prompts.lower().endswith(SUFFIXES):
+            prompts = [prompts]
         rows: Encoded = encode_dataset(prompts, "prompts", self.model, "BestOfN", self.settings.max_new_tokens)
         numbers = np.arange(len(rows))
         drawn = self._complete(rows.prompts)

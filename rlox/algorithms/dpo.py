@@ -24,7 +24,8 @@ class DPO(LLMAlgorithm):
     """Makes the chosen completion of each pair likelier than the rejected one, relative to the reference. See
     `rlox.config.DPOConfig`.
 
-    The reference model reads each pair of the dataset once. Its log-probabilities are kept, also in checkpoints.
+    The reference model reads each pair of the dataset once. Its log-probabilities are kept, also in checkpoints; if
+    another `ref_model` is passed to `from_checkpoint`, it reads the pairs again.
 
     Parameters
     ----------
@@ -41,7 +42,9 @@ class DPO(LLMAlgorithm):
 
     def setup(self, rng: Rng) -> None:
         super().setup(rng)
-        self._known = self.keep("reference_log_probs", ReferenceCache())
+        assert self.reference is not None
+        given = "" if "reference" in self._parts else self.reference.fingerprint
+        self._known = self.keep("reference_log_probs", ReferenceCache(given))
         self._drawn: Pairs | None = None
 
     def use(self, dataset: Any) -> None:

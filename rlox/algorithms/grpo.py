@@ -18,7 +18,7 @@ from rlox.config import GRPOConfig, integer, shown
 from rlox.kernels.rng import Rng
 from rlox.llm.conversations import Conversations, TextEnvironment, converse
 from rlox.llm.data import template_arguments
-from rlox.llm.encoded import Encoded
+from rlox.llm.encoded import Encoded, encode_dataset
 from rlox.llm.losses import (
     clipped_loss,
     equal_rewards,
@@ -68,7 +68,8 @@ class GRPO(LLMAlgorithm):
     environment : callable, optional
         Returns a new environment that answers the model, for completions of several turns: see
         `rlox.llm.conversations.TextEnvironment`. Its rewards are summed and added to those of `reward_fn`, which is
-        then optional and receives the whole text after the prompt. Tokens of the environment are read, not learned.
+        then optional and receives the whole text after the prompt; the prompt of a chat ends with the text of
+        ``reset``. Tokens of the environment are read, not learned.
     callbacks, logger, **more
         See `rlox.training.post_training.LLMAlgorithm`.
 
@@ -138,8 +139,9 @@ class GRPO(LLMAlgorithm):
     def _prepare_training(self) -> None:
         super()._prepare_training()
         self._require_rewards()
-        if self.rewards is not None and self.rows is not None:
-            self.rewards.check_columns(self.rows.columns)
+        for rows in (self.rows, self.eval_rows):
+            if self.rewards is not None and rows is not None:
+                self.rewards.check_columns(rows.columns)
 
     def _require_rewards(self) -> None:
         if not self.rewarded:
@@ -171,6 +173,7 @@ class GRPO(LLMAlgorithm):
         self._require_rewards()
         streams = unique_numbers(numbers) if streams is None else streams
         prompts = [rows.prompts[i] for i in numbers]
+        judged, places = rows, np.repeat(numbers, n)
         drawn: Completions | Conversations
         if self.environment is None:
             drawn = self.complete(prompts, streams, n, step, settings, seed)
@@ -195,9 +198,11 @@ class GRPO(LLMAlgorithm):
                 [template_arguments(rows.columns, i) for i in numbers],
             )
             rewards, written, starts = drawn.rewards, drawn.written, drawn.prompts
+            columns = {name: [column[i] for i in places] for name, column in rows.columns.items()}
+            judged, places = Encoded(starts, texts=drawn.texts, columns=columns), np.arange(len(starts))
         named: dict[str, np.ndarray] = {}
         if self.rewards is not None:
-            scores = scores_of(self.rewards, rows, np.repeat(numbers, n), drawn.ids, self.model, drawn.ended)
+            scores = scores_of(self.rewards, judged, places, drawn.ids, self.model, drawn.ended)
             named = dict(zip(self.rewards.names, scores, strict=True))
             if self.environment is not None:
                 named["environment"] = rewards
@@ -211,7 +216,7 @@ class GRPO(LLMAlgorithm):
         with torch_threads(self._threads):
             found = self._draw(rows, numbers, n, 0, self.settings(), seed)
         texts = completions_of(rows, np.repeat(numbers, n), found.ids, self.model)
-        return Scored(texts_of(rows, numbers, self.model), found.ids, texts, found.rewards)
+        return Scored(texts_of(rows, numbers, self.model), found.ids, texts, found.rewards, found.ended)
 
     def train_step(self, prompts: Any) -> dict[str, float]:
         """Take one update on completions of `prompts`, (B, P) token ids or as for `train`. Returns its metrics."""
@@ -232,8 +237,10 @@ class GRPO(LLMAlgorithm):
         **settings
             As for `generate`.
         """
-        n_samples = integer("GRPO.evaluate", "n_samples", n_samples, 1)
-        rows, chosen = self._require_rows() if prompts is None else self._encode(prompts), self.settings(**settings)
+        where, chosen = "GRPO.evaluate", self.settings(**settings)
+        n_samples = integer(where, "n_samples", n_samples, 1)
+        data = self._require_rows() if prompts is None else prompts
+        rows = encode_dataset(data, self.task, self.model, where, chosen.max_new_tokens)
         with torch_threads(self._threads):
             found = self._draw(rows, np.arange(len(rows)), n_samples, 0, chosen, 10_000 + self.seed)
         return float(found.rewards.mean())

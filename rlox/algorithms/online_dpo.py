@@ -102,7 +102,7 @@ class OnlineDPO(LLMAlgorithm):
             drawn = self.complete([rows.prompts[i] for i in numbers], numbers, n, 0, self.settings(), seed)
             earned = self.preferences.scored(rows, np.repeat(numbers, n), drawn, self.model)
         texts = completions_of(rows, np.repeat(numbers, n), drawn.ids, self.model)
-        return Scored(texts_of(rows, numbers, self.model), drawn.ids, texts, earned)
+        return Scored(texts_of(rows, numbers, self.model), drawn.ids, texts, earned, drawn.ended)
 
     def _longest(self) -> int:
         return self.config.max_new_tokens
@@ -113,8 +113,9 @@ class OnlineDPO(LLMAlgorithm):
     def _prepare_training(self) -> None:
         super()._prepare_training()
         self.preferences.require()
-        if self.preferences.rewards is not None and self.rows is not None:
-            self.preferences.rewards.check_columns(self.rows.columns)
+        for rows in (self.rows, self.eval_rows):
+            if self.preferences.rewards is not None and rows is not None:
+                self.preferences.rewards.check_columns(rows.columns)
 
     def batch(self, rows: Encoded, numbers: np.ndarray, streams: np.ndarray | None = None) -> JudgedPairs:
         """Sample two completions of each of the prompts `numbers`, and return the judged pairs.

@@ -11,7 +11,7 @@ import torch
 
 from rlox.config import RewardModelConfig
 from rlox.kernels.rng import Rng
-from rlox.llm.encoded import Encoded, Pairs, encode_dataset, pairs_of
+from rlox.llm.encoded import Encoded, Pairs, encode_dataset, margins_of, pairs_of
 from rlox.llm.losses import bradley_terry_loss
 from rlox.llm.models.heads import RewardHead
 from rlox.llm.rewards.functions import pair_excerpt
@@ -46,9 +46,14 @@ class RewardModel(LLMAlgorithm):
         self._policy = RewardHead(self.model, rng)
         super().setup(rng)
 
+    def _encode(self, dataset: Any) -> Encoded:
+        rows = super()._encode(dataset)
+        margins_of(rows, range(len(rows)), type(self).__name__)  # raises an error before the training
+        return rows
+
     def batch(self, rows: Encoded, numbers: np.ndarray) -> Pairs:
         """Return the pairs `numbers` of `rows`."""
-        return pairs_of(rows, numbers)
+        return pairs_of(rows, numbers, margins_of(rows, numbers, type(self).__name__))
 
     def update(self, batch: Pairs) -> dict[str, torch.Tensor]:
         """Take one step of the optimiser. Returns metrics as scalar tensors."""

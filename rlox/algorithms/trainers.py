@@ -52,6 +52,11 @@ class Trainer:
         **arguments: Any,
     ):
         cls = _class_of(algorithm)
+        if cls.Config.uses_dataset == "text":
+            raise TypeError(
+                "Trainer: algorithm must learn from an environment or a dataset of steps, got "
+                f"{cls.name}, which trains a language model; create it with rlox.{cls.__name__}(model, ...)"
+            )
         refuse_policy_name("Trainer", "env", env)
         if config is not None and not isinstance(config, (Config, Mapping)):
             raise TypeError(f"Trainer: config must be a mapping of names to values or a Config, got {shown(config)}")

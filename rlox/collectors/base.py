@@ -20,7 +20,7 @@ from rlox.processes.failures import Diverged, note_cause, require_exception
 
 _LARGEST = 1e150  # largest number that a running variance can include
 
-# Key in the state of foreign environments: the observations that the next actions respond to.
+# Key in the state of environments that cannot compute them again: the observations that the next actions respond to.
 _OBS = "env_obs"
 
 
@@ -170,7 +170,7 @@ class Collector:
     def state(self) -> dict[str, np.ndarray] | None:
         """Return an exact snapshot of the environments; None before they start, or if they are not `restorable`."""
         found = None if self._raw is None else self.env.get_state()
-        return found if self.env.native or found is None else {**found, _OBS: self._raw.copy()}
+        return found if hasattr(self.env, "observe") or found is None else {**found, _OBS: self._raw.copy()}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue from a state that `state` returned.
@@ -180,8 +180,9 @@ class Collector:
         ValueError, TypeError
             If it is damaged or not a state of such environments.
         """
-        if self.env.native:
-            self.env.set_state(state)
+        if hasattr(self.env, "observe"):
+            # Earlier checkpoints also have the observations of a user's tensor environment.
+            self.env.set_state({name: array for name, array in state.items() if name != _OBS})
             self._raw = self.env.observe()
         else:
             obs, shape = state.get(_OBS), (self.n_envs, *self.spec.obs_shape)
@@ -210,6 +211,8 @@ class Collector:
         elif self.restorable:
             self.set_state(state)
             return True
+        if hasattr(self.env, "n_skipped"):
+            self.env.n_skipped = self.env_steps  # otherwise the run would begin again with its first episodes
         return False
 
     @property

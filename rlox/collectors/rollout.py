@@ -38,9 +38,8 @@ class Rollout(SequenceRows):
     """B = T * N transitions of T steps in N environments, flat, step after step: row ``t * N + n``.
 
     Every column with a row for each transition is read as a tensor on the learner's device, even if it was given as a
-    NumPy array, and is part of every minibatch. ``episode_*`` are NumPy arrays with a row for each episode that ended
-    in this rollout, in the order of their ends, from the environment's own statistics (before any ``reward_fn``).
-    Minibatches do not have them.
+    NumPy array, and is part of every minibatch. ``episode_*``, which minibatches lack, are NumPy arrays with a row for
+    each episode that ended in this rollout, in order, from the environment's own statistics (before any ``reward_fn``).
 
     The rollout of a group of agents has a row for each step of each living agent: step after step, environment after
     environment, agent after agent. Since dead agents have none, it is not divided into sequences (`n_envs` is None).
@@ -272,9 +271,8 @@ class RolloutCollector(Collector):
     reward_fn : callable or PyCapsule, optional
         ``reward_fn(obs, actions, raw_rewards) -> rewards``, called once per step with (N, D), (N,) or (N, A), and (N,)
         arrays in the environment's units. The actions are the executed ones, clipped to their bounds. The returned
-        rewards are used for learning; episode statistics remain those of the environment. A PyCapsule
-        ``rlox.reward.v1`` (rlox_native.h) is called once per step in C. ``"sign"`` takes the sign of the rewards, which
-        is usual for Atari.
+        rewards are for learning; episode statistics remain those of the environment. A PyCapsule ``rlox.reward.v1``
+        (rlox_native.h) is called once per step in C. ``"sign"``, usual for Atari, takes the signs of the rewards.
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
     device : str
@@ -450,8 +448,7 @@ class RolloutCollector(Collector):
             try:
                 limits, reached, limit_memories = self._step_by_step(sampler, obs, actions, frames, results, masks)
             except BaseException as e:
-                if sampler.memory is not None:
-                    self._raw = None  # the memory's state is that before the rollout, so new episodes start
+                self._raw = self._raw if sampler.memory is None else None  # a memory's state is that before the rollout
                 if isinstance(e, RuntimeError):
                     self._refuse_width(e, policy)
                 raise

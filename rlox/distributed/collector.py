@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from rlox.envs import EnvSpec
 from rlox.envs.remote.client import WorkerLost
 from rlox.kernels.advantage.vtrace import compute_vtrace
 from rlox.nn.acting import ActingPolicy, acting_policy
+from rlox.processes.memory import Layout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,6 +78,11 @@ class ActorCollector(Collector):
         weighted: bool = True,
     ):
         self._weighted = weighted
+        if not isinstance(env_id, str) and not callable(env_id):
+            raise TypeError(
+                "ActorCollector: env_id must be an id or a function that creates an environment, since each actor "
+                f"needs its own, got {shown(env_id)}; pass a function: lambda: MyEnv()"
+            )
         if ray is not None and not isinstance(ray, RayConfig):
             raise TypeError(f"ActorCollector: ray must be a RayConfig, got {shown(ray)}")
         wrappers, remote = list(env_wrappers), _workers(config, remote)
@@ -114,6 +121,7 @@ class ActorCollector(Collector):
         self._turn = 0  # the actor whose rollout is next, if their order is fixed
         self._version = 0  # number of batches so far
         self._saved: dict[str, np.ndarray] | None = None  # state of a checkpoint, until the actors have started
+        self._no_state: list[int] = []  # actors without a state in that checkpoint, because they were lost
         self._waited = 0.0
         self._checked_at = time.monotonic()  # time of the last check for late actors
         self._failure: Exception | None = None  # of an environment, found while a checkpoint was created
@@ -171,7 +179,7 @@ class ActorCollector(Collector):
         pool = self._pool = make_pool(plan, self._config, self.spec, self._ray)
         if self._saved is not None:
             saved, self._saved = self._saved, None
-            self._continue(pool, saved)
+            self._continue(pool, saved, plan.layout(self.spec))
         return pool
 
     def _request(self, pool: ActorPool, policy: nn.Module | ActingPolicy) -> None:
@@ -201,10 +209,12 @@ class ActorCollector(Collector):
             if actor is not None:
                 trajectory = self._answered[actor].popleft()
                 break
-            if ready := pool.ready(candidates, _LOOK_EVERY):
+            # A lost actor has no rollout; what its old connection or process still answers is not another loss.
+            running = [actor for actor in candidates if self._records[actor].down_since is None]
+            if ready := pool.ready(running, _LOOK_EVERY):
                 actor = ready[0]
                 try:
-                    trajectory = pool.result(actor)
+                    trajectory = self._result(pool, actor)
                     break
                 except ActorLost as e:
                     self._restart_lost(pool, actor, e)
@@ -221,6 +231,16 @@ class ActorCollector(Collector):
         if self.normalizer is not None and trajectory.moments:
             self.normalizer.merge(trajectory.moments)
         return trajectory
+
+    def _result(self, pool: ActorPool, actor: int) -> Trajectory:
+        """Return the oldest answer of an actor that is ready. It no longer owes one that is an exception."""
+        try:
+            return pool.result(actor)
+        except ActorLost:
+            raise
+        except Exception:
+            self._records[actor].asked -= 1
+            raise
 
     def _check_timeouts(self, pool: ActorPool) -> None:
         now, most = time.monotonic(), self._config.actor_timeout
@@ -247,6 +267,8 @@ class ActorCollector(Collector):
         """Restart a lost actor now, or if that fails, later."""
         record, c = self._records[actor], self._config
         record.asked = 0
+        record.down_since = time.monotonic()
+        record.retry_at = 0.0
         self._answered[actor].clear()
         what = pool.describe(actor)
         if record.restarts >= c.max_restarts:
@@ -254,8 +276,6 @@ class ActorCollector(Collector):
                 f"{self._where}: {what} was lost ({e}) after {record.restarts} restarts, the limit of algo.max_restarts"
             ) from e
         record.restarts += 1
-        record.down_since = time.monotonic()
-        record.retry_at = 0.0
         self.notify(f"{what} was lost: {e}; its rollout is dropped, and it restarts with fresh episodes")
         self._retry(pool)
 
@@ -382,6 +402,12 @@ class ActorCollector(Collector):
         return self._config.local and super().restorable
 
     def restore_note(self) -> str | None:
+        n, of = len(self._no_state), len(self._records)
+        if self._config.local and n:
+            return (
+                f"{self.name} cannot be restored in {n} of {of} actors (the checkpoint holds no state of "
+                f"{'it): it starts' if n == 1 else 'them): they start'} with fresh episodes, everything else is exact"
+            )
         if self._config.local:
             return super().restore_note()
         return f"actors={self._config.actors} start with fresh episodes; everything else is exact"
@@ -418,7 +444,7 @@ class ActorCollector(Collector):
             while len(answered) < record.asked:
                 if not pool.ready([actor], self._config.actor_timeout):
                     return None
-                answered.append(pool.result(actor))
+                answered.append(self._result(pool, actor))
             state = {} if record.down_since is not None else pool.state(actor)
         except ActorLost as e:
             self._restart_lost(pool, actor, e)
@@ -431,6 +457,8 @@ class ActorCollector(Collector):
     def restore(self, state: dict[str, np.ndarray]) -> bool:
         if not state:
             self._lost = "the checkpoint holds no state of it"
+            if self._config.actors == "threads":
+                self._lost += "; with a custom policy, threads cannot save one"
             return False
         parts = _sections(state)
         actors = {name for name in parts if name.startswith("actor")}
@@ -442,22 +470,22 @@ class ActorCollector(Collector):
         for name, arrays in parts.items():
             if not name.startswith("actor"):
                 Trajectory.of(arrays)
+        self._no_state = [i for i in range(len(self._records)) if f"actor{i}" not in actors]
         self._saved = dict(sorted(state.items()))
         self._version, self._turn = int(state[_VERSION]), int(state[_TURN]) % len(self._records)
         return True
 
-    def _continue(self, pool: ActorPool, state: dict[str, np.ndarray]) -> None:
-        """Restore the actors, and the rollouts that they owe, from the state of a checkpoint."""
+    def _continue(self, pool: ActorPool, state: dict[str, np.ndarray], layout: Layout) -> None:
+        """Restore the actors, and the rollouts that they owe, from the state of a checkpoint.
+
+        Rollouts of another `layout` are dropped: those of a run with another number of steps.
+        """
         parts = _sections(state)
         for actor, record in enumerate(self._records):
             pool.set_state(actor, parts.get(f"actor{actor}", {}))
-            while (arrays := parts.get(f"answer{actor}.{record.asked}")) is not None:
-                self._answered[actor].append(Trajectory.of(arrays))
-                record.asked += 1
-        k = 0
-        while (arrays := parts.get(f"replay{k}")) is not None:
-            self._replay.append(Trajectory.of(arrays))
-            k += 1
+            self._answered[actor].extend(_saved_rollouts(parts, f"answer{actor}.", layout))
+            record.asked = len(self._answered[actor])
+        self._replay.extend(_saved_rollouts(parts, "replay", layout))
 
     def close(self) -> None:
         """Stop all actors."""
@@ -506,6 +534,16 @@ def _sections(state: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
         if slash:
             sections.setdefault(section, {})[name] = array
     return sections
+
+
+def _saved_rollouts(parts: dict[str, dict[str, np.ndarray]], name: str, layout: Layout) -> Iterator[Trajectory]:
+    """Return the rollouts of `layout` among the sections `name` 0, 1, …."""
+    for k in count():
+        if (arrays := parts.get(f"{name}{k}")) is None:
+            return
+        rollout = Trajectory.of(arrays)
+        if all(np.shape(getattr(rollout, field)) == shape for field, (shape, _) in layout.items()):
+            yield rollout
 
 
 def make_pool(plan: ActorPlan, config: ActorLearnerConfig, spec: EnvSpec, ray: RayConfig | None = None) -> ActorPool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from rlox.checkpoint import Checkpoint
+from rlox.checkpoint.streams import Stream
 from rlox.distributed.ranks import (
     ALONE,
     OWN,
@@ -90,10 +91,14 @@ class Group(Ranks):
     def rng(self, seed: int, stream: int) -> Rng:
         return Rng(Rng(seed, stream).key, SHARED + self.rank) if self.rank else Rng(seed, stream)
 
+    def seed_torch(self, seed: int) -> None:
+        """Seed PyTorch's generators, from which modules draw, with a number of this rank's own."""
+        self._torch.manual_seed(self.rng(seed, Stream.ACTION).key)
+
     def _share_envs(self, collector: Any) -> None:
         n, first = collector.n_envs, self.rank * collector.n_envs
-        if collector.env.native:
-            state = collector.env.get_state()
+        state = collector.env.get_state()
+        if state is not None and "keys" in state:  # native environments, or a user's tensor environment
             state["keys"][:] = [Rng(collector.env.seed, first + i).key for i in range(n)]
             collector.env.set_state(state)
         else:
@@ -283,6 +288,18 @@ class Group(Ranks):
 
     # ---- a training
 
+    def admit(self, algorithm: Any) -> None:
+        """Raise a ValueError unless all ranks together can train the new `algorithm`, each with its part of a batch."""
+        where, config = type(algorithm).__name__, algorithm.config
+        if not algorithm._data_parallel:
+            raise ValueError(
+                f"{where}: an algorithm that is created after ranks.join must be one that ranks can train together, "
+                f"which {algorithm.name} is not; create it within rlox.distributed.ranks.in_one_process() if each rank "
+                "shall have its own, or do not call join"
+            )
+        if hasattr(config, "batch_size"):
+            self.share(where, "batch_size", config.batch_size)
+
     def prepare(self, algorithm: Any) -> None:
         """Let the new `algorithm` collect in this rank's share of the environments, with that share's actions, and its
         optimisers average gradients over all ranks before each step."""
@@ -301,6 +318,10 @@ class Group(Ranks):
             self._merged = algorithm.normalizer.state()
         with self.reporting_errors():
             self._require_alike(algorithm, "start")
+            acts = getattr(algorithm, "collector", None) is not None
+            if self.rank and algorithm.counters.steps == 0 and acts and algorithm._torch_generators():
+                # The ranks' policies must draw different actions. Their weights, drawn before, are those of rank 0.
+                self.seed_torch(algorithm.seed)
             yield
             self._require_alike(algorithm, "end")
 

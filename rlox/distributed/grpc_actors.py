@@ -35,7 +35,6 @@ from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.nn.acting import ModulePolicy
 
-_MOST_WEIGHTS = LARGEST_MESSAGE // 4  # maximum number of weights of a policy that a worker creates
 _GLANCE = 0.2  # seconds that the learner waits for a reconnection, each time it checks
 _IMAGE_FEATURES = 4096  # upper bound of the features that a convolutional network computes from an image
 
@@ -62,8 +61,12 @@ class ActorSessions:
                 f"hello: n_steps must be such that a rollout fits in a message of {self._limit:,} bytes, got {n_steps} "
                 f"in {n_envs} environments, {size:,} bytes"
             )
-        if (weights := _n_weights(spec, config)) > _MOST_WEIGHTS:
-            raise ValueError(f"hello: hidden_sizes must need at most {_MOST_WEIGHTS:,} weights, got {weights:,}")
+        most = self._limit // 4
+        if (weights := _n_weights(spec, config)) > most:
+            raise ValueError(
+                f"hello: hidden_sizes must need at most {most:,} weights, which fit in a message of {self._limit:,} "
+                f"bytes (--max-message-mb), got {weights:,}"
+            )
         if obstacle(spec, config, None) is None:
             policy: Any = NativePolicy.make(spec, config, Rng(0))
         else:
@@ -130,7 +133,16 @@ class _RemoteActor:
         parts = {"policy": weights.policy, "normalization": weights.normalization}
         arrays = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
         try:
-            answer = self._line.call("rollout", {"version": weights.version}, arrays, self._timeout)
+            self._line.send("rollout", {"version": weights.version}, arrays)
+        except WorkerLost as e:
+            raise ActorLost(str(e)) from e
+        except ProtocolError as e:
+            raise ValueError(
+                f"GrpcActors: hidden_sizes must be such that the weights fit in a message to worker {self.address}: "
+                f"{e}; use a smaller policy, or the workers' environments with remote.addresses"
+            ) from e
+        try:
+            answer = self._line.receive(self._timeout)
             return _check_rollout(answer, *self._expected, weights.version)
         except WorkerLost as e:
             raise ActorLost(str(e)) from e

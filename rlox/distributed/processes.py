@@ -196,7 +196,7 @@ class _ServedActor:
 
     def __init__(self, memory_fd: int, sent: bytes, index: int, start: int):
         plan, layout = unpack_imports(sent)
-        self._actor = Actor(plan, index, start)
+        self._actor = Actor(plan, index, start, alone=True)
         self._arrays = map_arrays(memory_fd, layout)
 
     def hello(self) -> bool:

@@ -67,7 +67,9 @@ class Ranks:
     joined = False  # whether this is a rank of a data-parallel training
     sharded = False  # whether language models are sharded across the ranks
     total: Callable[[torch.Tensor], torch.Tensor] | None = None  # sums over all ranks; None in a single process
-    prepare: Callable[[Any], None]  # if joined: see `rlox.distributed.group.Group`
+    admit: Callable[[Any], None]  # if joined: see `rlox.distributed.group.Group`
+    prepare: Callable[[Any], None]  # if joined, too
+    seed_torch: Callable[[int], None]  # if joined, too
     call_hook: Callable[..., Any]  # if joined, too
     training: Callable[[Any], AbstractContextManager[None]]  # if joined, too
     _named: set[Path] = frozenset()  # type: ignore[assignment]  # files of the last gathered checkpoint
@@ -175,12 +177,15 @@ class Ranks:
             name: state if name in ("action", "prompts") else self.rng(mixed, number).get_state()
             for number, (name, state) in enumerate(sorted(header["generators"].items()))
         }
+        if self.rank and tensors["generators"]:
+            tensors["generators"] = {}  # those of PyTorch are the first rank's
+            self.seed_torch(mixed)
         return self._rows(Checkpoint(header, tensors, checkpoint.folder), checkpoint)
 
     def _rows(self, mine: Checkpoint, whole: Checkpoint) -> Checkpoint:
         """Return `mine` with this rank's part of the state of all environments."""
         environment, tensors = whole.tensors["environment"], mine.tensors
-        if "keys" in environment:  # native environments, one column each
+        if "keys" in environment:  # native environments, or a user's tensor environment, one column each
             n = environment["keys"].shape[-1] // self.size
             rows = slice(self.rank * n, (self.rank + 1) * n)
             tensors["environment"] = {
@@ -274,7 +279,8 @@ def is_started_by_torchrun() -> bool:
 
 @contextmanager
 def in_one_process() -> Iterator[None]:
-    """Context in which new algorithms belong only to this process, for example a reward model that only scores."""
+    """Context in which new algorithms belong only to this process: a reward model that only scores, or an algorithm
+    without data parallelism, which each rank trains or uses by itself."""
     before = Ranks.current
     become(ALONE)
     try:
@@ -285,6 +291,8 @@ def in_one_process() -> Iterator[None]:
 
 def join(timeout_s: float = 300.0, distributed: str = "ddp") -> Any:
     """Make this process a rank; algorithms that are created afterwards are trained by all ranks together.
+
+    Those without data parallelism are then refused, except in `in_one_process`.
 
     A rank waits at most `timeout_s` seconds for the others in a collective operation. With `distributed` ``ddp`` each
     rank has all parameters; with ``fsdp`` language models are sharded (`rlox.distributed.sharded`).

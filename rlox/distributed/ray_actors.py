@@ -67,7 +67,7 @@ class _Host:
     def _make_actor(self) -> Actor:
         if self._actor is None:
             (plan,) = unpack_imports(self._order)
-            self._actor = Actor(plan, self._index, self._start)
+            self._actor = Actor(plan, self._index, self._start, alone=True)
         return self._actor
 
     def _answer_call(self, call: Any) -> tuple[bool, Any]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from rlox.distributed.actor import Actor
 from rlox.distributed.protocol import ActorPlan, Trajectory, Weights
+from rlox.envs.failures import require_separate
 
 _JOIN_WITHIN = 2.0  # seconds that a thread has to end its rollout when the pool is closed
 
@@ -32,19 +33,25 @@ class _Seat:
         self.requests: queue.SimpleQueue[Weights | None] = queue.SimpleQueue()
         self.answers = answers
         self.over = False  # whether pending requests are dropped
-        self.abandoned = False  # whether the thread closes the actor, since nobody waits for it
+        self.users = [None]  # empty as soon as either the thread or the pool has left
         self.received: deque[Trajectory | BaseException] = deque()
         self.thread = threading.Thread(target=self.serve, name=f"rlox actor {index}", daemon=True)
         self.thread.start()
 
     def serve(self) -> None:
-        """Answer requests until one is None. An abandoned thread may still be in its last rollout at that time."""
+        """Answer requests until one is None."""
         while (weights := self.requests.get()) is not None and not self.over:
             try:
                 self.answers.put((self, self.actor.rollout(weights)))
             except BaseException as e:
                 self.answers.put((self, e))
-        if self.abandoned:
+        self.leave()
+
+    def leave(self) -> None:
+        """Called by the thread and by the pool when they no longer need the actor; the second call closes it."""
+        try:
+            self.users.pop()  # atomic
+        except IndexError:
             self.actor.close()
 
     def end(self) -> None:
@@ -56,7 +63,7 @@ class _Seat:
 def _abandon(seats: list[_Seat]) -> None:
     """End the threads of a pool that was dropped without `close`, without waiting for them."""
     for seat in seats:
-        seat.abandoned = True
+        seat.leave()
         seat.end()
 
 
@@ -69,6 +76,13 @@ class ThreadActors:
 
     def __init__(self, plan: ActorPlan, n_actors: int):
         self._begin([partial(Actor, plan.copy_policy(), i) for i in range(n_actors)])
+        # Of environments in this process; those in processes are separate.
+        envs = [env for seat in self._seats for env in getattr(seat.actor.collector.env, "envs", ())]
+        try:
+            require_separate(envs, "ThreadActors")
+        except ValueError:
+            self.close()
+            raise
 
     def _begin(self, makers: Sequence[Callable[[], Any]]) -> None:
         """Create all actors, then start their threads."""
@@ -150,6 +164,5 @@ class ThreadActors:
         end = time.monotonic() + _JOIN_WITHIN
         for seat in self._seats:
             seat.thread.join(max(0.0, end - time.monotonic()))
-            if not seat.thread.is_alive():  # a running thread may still step the environments
-                seat.actor.close()
+            seat.leave()  # a thread that still steps the environments closes them later
         self._seats = []

@@ -179,6 +179,7 @@ class EnvPoolVecEnv(ForeignVecEnv):
 
     def _make_pool(self, seed: int) -> Any:
         n = self.n_envs
+        self._pool_seed = seed
         try:
             # Copy i is seeded with `seed` + i, which must stay a 32-bit integer.
             pool = _envpool().make(
@@ -199,7 +200,7 @@ class EnvPoolVecEnv(ForeignVecEnv):
 
     def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
         self._require_open()
-        if seeds[0] is not None and self._started:
+        if seeds[0] is not None and (self._started or seeds[0] != self._pool_seed):
             self._pool = self._make_pool(seeds[0])  # EnvPool is only seeded when it is created
         first, _ = self._pool.reset()
         self._observe(first, obs, np.arange(self.n_envs))

@@ -280,14 +280,16 @@ class ForeignVecEnv(ForeignEnvs):
     def __init__(self, env_id: Any, n_envs: int, seed: int):
         super().__init__(env_id, n_envs)
         self._seed = seed
+        self.n_skipped = 0  # pairs of numbers before those that seed the first episodes; a resumed run skips some
 
     def render(self) -> None:
         """Return None: training does not draw these environments."""
 
     def _first_seeds(self) -> list[int]:
         """Return the seeds of the first episodes."""
-        joint = Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_joint or self.n_envs).tolist()
-        return joint[self.first : self.first + self.n_envs]
+        rng = Rng(self._seed, Stream.FOREIGN_ENVS)
+        rng.skip(self.n_skipped)
+        return rng.integers(2**31, self.n_joint or self.n_envs).tolist()[self.first : self.first + self.n_envs]
 
     def fits(self, state: dict[str, np.ndarray]) -> bool:
         """Whether `state` comes from environments like these; raise a ValueError if it is damaged.
@@ -328,7 +330,7 @@ class ForeignVecEnv(ForeignEnvs):
         Returns (N, D) f32, or (N, C, H, W) uint8 images.
         """
         if seed is not None:
-            self._seed = seed
+            self._seed, self.n_skipped = seed, 0
         seeds: list[int | None] = [None] * self.n_envs
         if seed is not None or not self._started:
             seeds = [*self._first_seeds()]

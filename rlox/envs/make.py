@@ -11,6 +11,7 @@ from rlox.config.run import RemoteConfig
 from rlox.envs import registry
 from rlox.envs.protocols import VecEnv
 from rlox.envs.registry import env_name, is_multi_agent, is_native, is_vectorised
+from rlox.envs.tensor.table import REGISTERED
 
 
 @dataclass
@@ -159,6 +160,15 @@ def make_vec_env(
         from rlox.envs.tensor.vec_env import HostVecEnv
 
         return HostVecEnv(n_envs, seed, env)  # type: ignore[arg-type]  # an id
+    if isinstance(env, str) and env in REGISTERED and not is_native(env):
+        import gymnasium
+
+        if env not in gymnasium.registry:
+            raise ValueError(
+                f"make_vec_env: kwargs and wrappers must be empty, workers 0 and backend auto or tensor for {env}, "
+                "whose copies are stepped together as tensors, got "
+                f"{kwargs or {}}, {list(wrappers)}, {workers} and {backend}"
+            )
     if is_multi_agent(env):
         raise ValueError(
             f"make_vec_env: env must be an environment with one agent, got {env}; train several agents with "

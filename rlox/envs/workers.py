@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
-from rlox.envs.registry import env_name, worker_imports
+from rlox.envs.registry import env_name, origin, worker_imports
 from rlox.processes.channel import CREATE, FAILED
 from rlox.processes.failures import dumps, raise_packed
 from rlox.processes.memory import Layout, map_arrays, open_nameless
@@ -240,14 +240,17 @@ class WorkerGroup:
 def pack_with_imports(value: Any, env_id: Any, imports: Iterable[str] = worker_imports) -> bytes:
     """Pickle `value` for `unpack_imports` in another process.
 
-    The modules that it must import and the entry of `env_id` in gymnasium's registry are included.
+    The modules that it must import, and those that registered `env_id` with rlox, are included, and so is its entry in
+    gymnasium's registry.
     """
-    registered = None
+    names, registered = [*imports], None
     # A new interpreter does not know ids that the user's code registered; ale-py registers its own.
-    if isinstance(env_id, str) and "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
-        registered = sys.modules["gymnasium"].registry.get(env_id)
+    if isinstance(env_id, str):
+        names += filter(None, [origin(env_id)])
+        if "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
+            registered = sys.modules["gymnasium"].registry.get(env_id)
     # The inner pickle may need the modules, which are therefore imported before it is loaded.
-    return dumps((list(imports), dumps((value, registered))))
+    return dumps((names, dumps((value, registered))))
 
 
 def unpack_imports(data: bytes) -> Any:

@@ -41,6 +41,7 @@ class Conversations:
     """R conversations; the samples of a prompt are adjacent."""
 
     prompts: list[np.ndarray]  # (P_i,) int64 of each; in chats, with the text of `reset`
+    texts: list[Any]  # the same prompts as texts or chats
     ids: list[np.ndarray]  # (C_i,) int64, all tokens after the prompt
     written: list[np.ndarray]  # (C_i,) bool, True for tokens of the model, False for those of the environment
     log_probs: list[np.ndarray]  # f32, of the tokens of the model
@@ -84,26 +85,26 @@ def converse(
     written: list[list[np.ndarray]] = [[] for _ in range(rows)]
     log_probs: list[list[np.ndarray]] = [[] for _ in range(rows)]
     rewards, ended, turns = np.zeros(rows), np.zeros(rows, bool), np.zeros(rows, np.int64)
-    starts = [prompts[row // n] for row in range(rows)]
+    starts, opened = [prompts[row // n] for row in range(rows)], [texts[row // n] for row in range(rows)]
     templates = [{}] * len(prompts) if arguments is None else arguments
 
     def answer(row: int, text: str, cut: bool = False) -> None:
-        own = _answer_ids(model, text, None if isinstance(texts[row // n], str) else templates[row // n], cut)
+        own = _answer_ids(model, text, None if isinstance(opened[row], str) else templates[row // n], cut)
         if context is not None:  # tokens that no longer fit end the conversation, and the model must not read them
             own = own[: max(0, context - len(starts[row]) - sum(map(len, ids[row])))]
         ids[row].append(own)
         written[row].append(np.zeros(len(own), bool))
 
     for row, environment in enumerate(environments):
-        opening = _ask(environment.reset, texts[row // n])
+        opening = _ask(environment.reset, opened[row])
         if not isinstance(opening, str):
             raise TypeError(f"{model.where}: the environment's reset must return a text, got {shown(opening)}")
-        if opening and isinstance(texts[row // n], str):
+        if opening and isinstance(opened[row], str):
             answer(row, opening)
         elif opening:
-            starts[row] = np.asarray(
-                encode(model.tokenizer, _open(texts[row // n], opening), **templates[row // n])[0], np.int64
-            )[:context]
+            opened[row] = _open(opened[row], opening)
+            head, _ = encode(model.tokenizer, opened[row], **templates[row // n])
+            starts[row] = np.asarray(head, np.int64)[:context]
     active = list(range(rows))
     for turn in range(most_turns):
         contexts = [np.concatenate([starts[row], *ids[row]]) for row in active]
@@ -119,10 +120,7 @@ def converse(
             ids[row].append(own)
             written[row].append(np.ones(len(own), bool))
             log_probs[row].append(own_log_probs)
-            prompt = texts[row // n]
-            continued = isinstance(prompt, str) or (
-                turns[row] == 0 and starts[row] is prompts[row // n] and continues(prompt)
-            )
+            continued = isinstance(opened[row], str) or (turns[row] == 0 and continues(opened[row]))
             own_text = model.decode(own, before if continued else ())
             text, reward, over = _step(environments[row], own_text, model.where)
             rewards[row] += reward
@@ -136,7 +134,7 @@ def converse(
         [np.concatenate([np.empty(0, dtype), *parts]) for parts in columns]
         for columns, dtype in ((ids, np.int64), (written, bool), (log_probs, np.float32))
     )
-    return Conversations(starts, tokens, is_written, probabilities, rewards, ended, turns)
+    return Conversations(starts, opened, tokens, is_written, probabilities, rewards, ended, turns)
 
 
 def _ask(method: Callable[..., Any], *arguments: Any) -> Any:

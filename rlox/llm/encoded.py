@@ -67,16 +67,32 @@ class Pairs:
         return len(self.sequences) // 2
 
 
-def pairs_of(rows: Encoded, numbers: np.ndarray) -> Pairs:
-    """Return the pairs `numbers` of `rows`; raise a ValueError if a ``margin`` is not a number."""
+def pairs_of(rows: Encoded, numbers: np.ndarray, margins: np.ndarray | None = None) -> Pairs:
+    """Return the pairs `numbers` of `rows`, with their `margins` (B,), if there are any."""
     sides = [side[i] for side in (rows.chosen, rows.rejected) for i in numbers]
-    margins = None
-    if "margin" in rows.columns:
-        try:
-            margins = np.array([rows.columns["margin"][i] for i in numbers], np.float32)
-        except (TypeError, ValueError) as e:
-            raise ValueError(f"dataset: margin must hold numbers, got {shown(rows.columns['margin'][:3])}") from e
     return Pairs(Sequences([rows.prompts[i] for i in numbers] * 2, sides), numbers, margins)
+
+
+def margins_of(rows: Encoded, numbers: Iterable[int], where: str) -> np.ndarray | None:
+    """Return the column ``margin`` of the rows `numbers`, f32 (B,), or None if there is no such column.
+
+    Raises ValueError if a value is not a finite number.
+    """
+    if "margin" not in rows.columns:
+        return None
+    margins = []
+    for i in numbers:
+        value = rows.columns["margin"][i]
+        try:
+            margins.append(float(value))
+        except (TypeError, ValueError):
+            margins.append(np.nan)
+        if not np.isfinite(margins[-1]):
+            raise ValueError(
+                f"{where}: row {i}: margin must be a finite number, got {shown(value)}; correct it, or leave out the "
+                "row or the column"
+            )
+    return np.array(margins, np.float32)
 
 
 class RowOrder:
@@ -137,7 +153,8 @@ def encode_dataset(
     ----------
     data
         Token ids: a tensor (N, P), a list of arrays (P_i,), or for pairs and texts a tuple of three or two of these.
-        Otherwise everything that `rlox.llm.data.read_rows` reads.
+        The tokenizer's padding is removed from tensors; a prompt that begins with the padding token itself, for example
+        as its BOS, must be in a list. Otherwise everything that `rlox.llm.data.read_rows` reads.
     longest : int
         Maximum number of tokens that will be appended to a row.
     ended : sequence of bool, optional

@@ -110,8 +110,11 @@ class Template:
 
 
 def continues(prompt: Any) -> bool:
-    """Return whether the model continues a text: a prompt that is a text, or the assistant's unfinished message."""
-    return isinstance(prompt, str) or (prompt[-1]["role"] == "assistant" and bool(prompt[-1]["content"].strip()))
+    """Return whether the model continues a text: a prompt that is a text, the beginning of a text without a prompt
+    (None), or the assistant's unfinished message."""
+    if prompt is None or isinstance(prompt, str):
+        return True
+    return prompt[-1]["role"] == "assistant" and bool(prompt[-1]["content"].strip())
 
 
 def _join_chat(prompt: Chat, messages: Sequence[dict[str, Any]]) -> Chat:

@@ -316,8 +316,7 @@ class Agent(Algorithm):
             An observation as the environment returns it, or a batch of them as gymnasium's vector environments return
             it; or the array that the policy sees (`SpaceAdapter` describes it), (D,) or (B, D).
         deterministic : bool
-            Whether to take the most likely action instead of sampling. A deterministic policy takes the same action
-            either way.
+            Whether to take the most likely action, not a sample; a deterministic policy takes the same either way.
         state : array, optional
             State (S,) or (B, S) of the memory, which the last call returned; None at the start of an episode.
         mask : array, optional
@@ -508,8 +507,7 @@ class Agent(Algorithm):
         reward_fn : callable, optional
             Required for further training if the checkpoint was trained with one.
         env_wrappers : sequence, optional
-            Required if the checkpoint names wrappers from outside gymnasium, because a file must not choose what is
-            imported.
+            Required if the checkpoint names wrappers from outside gymnasium: a file must not choose what is imported.
         env_backend : str, optional
             By default the environment backend of the training.
         **arguments
@@ -550,9 +548,9 @@ class Agent(Algorithm):
         return {}
 
     def _restore(self, checkpoint: Checkpoint, same_env: bool = False) -> bool:
-        super()._restore(checkpoint, same_env)
-        exact = False
+        exact = super()._restore(checkpoint, same_env)
         if self.collector is not None:
+            self.collector.env_steps = self.counters.env_steps
             self.collector.rng.set_state(checkpoint.header["generators"]["action"])
             exact = same_env and self.collector.restore(checkpoint.tensors["environment"])
         if self.normalizer is not None:

@@ -25,7 +25,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, shown
 from rlox.config.arguments import Hinting, find_renamed, refuse
 from rlox.config.base import LARGEST_SEED, MOST_THREADS
-from rlox.distributed.ranks import ALONE, OWN, Ranks
+from rlox.distributed.ranks import OWN, Ranks
 from rlox.kernels.memory import keep_freed
 from rlox.kernels.rng import Rng
 from rlox.nn.modes import learning, outside_inference_mode, skip_distribution_checks, torch_threads
@@ -124,9 +124,9 @@ class Algorithm(metaclass=Hinting):
         self._threads = integer(where, "threads", threads, 0, MOST_THREADS)
         self._requested_device = choice(where, "device", device, DEVICES)
         choice(where, "backend", backend, BACKENDS)
-        self.ranks = Ranks.current if type(self)._data_parallel else ALONE
-        if self.ranks.joined and hasattr(self.config, "batch_size"):
-            self.ranks.share(where, "batch_size", self.config.batch_size)
+        self.ranks = Ranks.current
+        if self.ranks.joined:
+            self.ranks.admit(self)
         # Only rank 0 has callbacks, so that evaluating, recording and saving happen once.
         self._history = HistoryCallback()
         self._run_folder: RunFolder | None = None

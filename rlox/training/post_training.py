@@ -17,8 +17,9 @@ from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint
 from rlox.checkpoint.counters import scheduled
+from rlox.checkpoint.meaning import require_same_meaning
 from rlox.checkpoint.streams import Stream
-from rlox.config import LLMConfig, integer
+from rlox.config import LLMConfig, integer, shown
 from rlox.evaluation.episodes import Evaluation
 from rlox.gpu.devices import choose_device, device_for
 from rlox.gpu.numerics import autocast, precision_of
@@ -223,8 +224,6 @@ class LLMAlgorithm(Algorithm):
             raise ValueError(f"{type(self).__name__}: model must have parameters that require a gradient, got none")
         for p in trained:
             p.data = p.data.float()
-        if self.reference is not None and c.ref_sync_every is not None:
-            self.reference.require_movable()
         moved = None if self.reference is None else self.reference.changing(c.ref_sync_every is not None)
         self._share_out()
         self.optimizer = self.ranks.adam(self.policy.parameters(), c.learning_rate, 1e-8, c.weight_decay)
@@ -407,7 +406,7 @@ class LLMAlgorithm(Algorithm):
         where = f"{type(self).__name__}.generate"
         n, chosen = integer(where, "n", n, 1), self.settings(**settings)
         # If max_new_tokens was not given, each completion has as many tokens as fit.
-        context = self.model.context if settings.get("max_new_tokens") is None else None
+        context = self._context() if settings.get("max_new_tokens") is None else None
         longest = chosen.max_new_tokens if context is None else 1
         rows = encode_dataset([prompts] if isinstance(prompts, str) else prompts, "prompts", self.model, where, longest)
         seed = 10_000 + self.seed if seed is None else seed
@@ -438,7 +437,7 @@ class LLMAlgorithm(Algorithm):
     def train(  # type: ignore[override]  # the first argument may be the data
         self,
         data: Any = None,
-        n_epochs: int = 1,
+        n_epochs: int | None = None,
         *,
         n_updates: int | None = None,
         until: int | None = None,
@@ -447,7 +446,7 @@ class LLMAlgorithm(Algorithm):
         progress: bool = False,
         **unknown: Any,
     ) -> dict[str, float]:
-        """Train for `n_updates` more updates, or for `n_epochs` passes over `data`.
+        """Train for `n_updates` more updates, or for `n_epochs` passes over the rows.
 
         Without either, continue an interrupted training, or the one in progress when a checkpoint was saved, up to its
         planned end.
@@ -457,8 +456,8 @@ class LLMAlgorithm(Algorithm):
         data : optional
             Rows to learn from: a tensor of token ids (N, P), a list of token ids (P_i,), texts, dicts, or a path. An
             integer is taken as `n_updates`.
-        n_epochs : int
-            Passes over `data`; the last update's batch is filled with rows of the next pass.
+        n_epochs : int, optional
+            Passes over `data` (by default 1) or `dataset`; rows of the next pass fill the last update's batch.
         n_updates : int, optional
             Start a new training of this many updates.
         until, schedule_timesteps : int, optional
@@ -477,8 +476,8 @@ class LLMAlgorithm(Algorithm):
         ------
         FloatingPointError
             If a loss or a gradient is no longer finite.
-        ValueError
-            If there are no rows to learn from; also as `OfflineAlgorithm.train`.
+        TypeError, ValueError
+            If there are no rows to learn from, or the length is given twice; also as `OfflineAlgorithm.train`.
         """
         where = f"{type(self).__name__}.train"
         if prompts is not None:
@@ -487,12 +486,19 @@ class LLMAlgorithm(Algorithm):
                 raise TypeError(f"{where}: prompts must be passed as {other}")
             data = prompts
         if isinstance(data, (int, np.integer)) and not isinstance(data, bool):
+            if n_updates is not None:
+                raise TypeError(f"{where}: n_updates must be given once, got {data} and {n_updates}")
             data, n_updates = None, int(data)
+        if n_epochs is not None:
+            if n_updates is not None or until is not None:
+                raise TypeError(f"{where}: n_epochs must be left out with n_updates or until, got {shown(n_epochs)}")
+            data = self.rows if data is None else data
         if data is not None:
             self.use(data)
             assert self.rows is not None
             if n_updates is None and until is None:
-                n_updates = -(-len(self.rows) * integer(where, "n_epochs", n_epochs, 1) // self.config.batch_size)
+                n = 1 if n_epochs is None else integer(where, "n_epochs", n_epochs, 1)
+                n_updates = -(-len(self.rows) * n // self.config.batch_size)
         return self._train(n_updates, until, schedule_timesteps, progress, unknown)
 
     def _prepare_training(self) -> None:
@@ -505,7 +511,8 @@ class LLMAlgorithm(Algorithm):
             self.reference.require()
         if self._served is not None:
             self._served.require_training()
-            self._served.start(max(map(len, self.rows.prompts)) + self._longest())
+            prompts = [*self.rows.prompts, *(self.eval_rows or self.rows).prompts]
+            self._served.start(max(map(len, prompts)) + self._longest())
 
     def train_step(self, *data: Any, **named: Any) -> dict[str, float]:
         """Take one update on the given rows. Returns its metrics. See the algorithm for the arguments."""
@@ -588,7 +595,7 @@ class LLMAlgorithm(Algorithm):
         numbers = range(min(n, len(rows)))
         prompts, settings = [rows.prompts[i] for i in numbers], self.settings(temperature=0.0)
         with torch_threads(self._threads):
-            drawn = self.complete(prompts, numbers, 1, 0, settings, self.seed, context=self.model.context)
+            drawn = self.complete(prompts, numbers, 1, 0, settings, self.seed, context=self._context())
         texts = completions_of(rows, numbers, drawn.ids, self.model)
         return [(p, text, None) for p, text in zip(texts_of(rows, numbers, self.model), texts, strict=True)]
 
@@ -598,9 +605,7 @@ class LLMAlgorithm(Algorithm):
 
     def predict(self, obs: Any, deterministic: bool = True) -> Any:
         """Raise TypeError: a language model has no actions; `generate` completes prompts."""
-        raise TypeError(
-            f"{type(self).__name__}.predict: a language model takes no observations; call generate(prompts)"
-        )
+        raise TypeError(f"{type(self).__name__}.predict: the model takes no observations; call generate(prompts)")
 
     # ---- checkpoints
 
@@ -670,6 +675,7 @@ class LLMAlgorithm(Algorithm):
         return with_model(cls, path, model, ref_model, tokenizer, arguments)
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
+        require_same_meaning(self, checkpoint.header, where)
         self._load_weights(checkpoint.tensors["policy"], where)
         self._freeze_adapters()
         if self.reference is not None:

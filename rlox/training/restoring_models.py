@@ -36,19 +36,9 @@ def with_model(
         config = arguments.get("config") or cls.Config.from_kwargs(cls.__name__, **{**kept, **typed})
     loaded = model_of(checkpoint, model, tokenizer, where, path)
     others = {name: value for name, value in arguments.items() if name not in typed and name != "config"}
-    algorithm = cls(
-        loaded.module,
-        ref_model if cls.has_reference else None,
-        **{
-            "tokenizer": loaded.tokenizer,
-            "eos_token_id": loaded.eos,
-            "seed": header["seed"],
-            "threads": header["threads"],
-            "source": loaded.source,
-            "config": config,
-            **others,
-        },
-    )
+    own = {"tokenizer": loaded.tokenizer, "eos_token_id": loaded.eos, "source": loaded.source, "config": config}
+    own |= {"seed": header["seed"], "threads": header["threads"], **others}
+    algorithm = cls(loaded.module, ref_model if cls.has_reference else None, **own)
     require_base(header["model"], algorithm._base, where, path)
     saved = header.get("rows")
     known = saved.get("fingerprint") if isinstance(saved, Mapping) else None
@@ -67,6 +57,12 @@ def with_model(
         elif header.get("reference") == "switched":
             algorithm.reference.frozen = None
             algorithm._parts.pop("reference", None)
+    if "reference" in algorithm._parts and "reference" not in checkpoint.tensors:
+        raise ValueError(
+            f"{where}: {path} contains no reference, and this training needs one; pass ref_model=… (without "
+            f"ref_sync_every), or create a new {cls.__name__} and call init_from(path), which makes these weights its "
+            "reference"
+        )
     kinds = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
     with explained(f"{where}: {path} cannot be restored", kinds=kinds):  # a MemoryError is not the file's fault
         algorithm._restore(algorithm.ranks.own(checkpoint, algorithm.seed), same_env=False)

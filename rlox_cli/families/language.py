@@ -424,8 +424,11 @@ def _samples(algorithm: Any, config: RunConfig) -> tuple[list[tuple[str, str]], 
         )
     elif (equal := equal_rewards(groups).mean()) > 0.8:
         warnings.append(f"in {equal:.0%} of the groups all completions earn the same: nothing is learned from those")
-    if (lengths >= config.algo.max_new_tokens).all():
-        warnings.append(f"every completion is cut off at max_new_tokens={config.algo.max_new_tokens}; none has ended")
+    if not found.ended.any():
+        what = f"completion is cut off at max_new_tokens={config.algo.max_new_tokens}"
+        if getattr(algorithm, "environment", None) is not None:
+            what = f"conversation is cut off, at max_turns={config.algo.max_turns} or where its context is full"
+        warnings.append(f"every {what}; none has ended")
     return [("reward", line)], warnings
 
 

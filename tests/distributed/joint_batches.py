@@ -70,6 +70,40 @@ def recording(cls):
     return Recording
 
 
+class Coin(torch.nn.Module):
+    """A policy of a user that acts at random, whatever it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(4))
+
+    def get_action_and_logprob(self, obs):
+        chances = torch.distributions.Categorical(logits=torch.zeros(len(obs), 2))
+        action = chances.sample()
+        return action, chances.log_prob(action)
+
+    def get_logprob_and_entropy(self, obs, action):
+        zero = 0.0 * (obs @ self.weight)
+        return zero + math.log(0.5), zero + math.log(2)
+
+    def get_value(self, obs):
+        return obs @ self.weight
+
+
+def require_different_actions(group):
+    """Train a policy of a user, also after a resume by another number of ranks."""
+    torch.manual_seed(0)
+    coin = recording(rlox.PPO)("CartPole-v1", 4, n_steps=32, batch_size=128, policy=Coin(), seed=3, threads=1)
+    coin.train(128)
+    if group.rank == 0:
+        coin.save("coin.safetensors")  # as a single process does
+    group.from_first(lambda: None)
+    again = recording(rlox.PPO).from_checkpoint("coin.safetensors", policy=Coin())
+    again.train(128)
+    rows = [row for agent in (coin, again) for row in group.all_objects(agent.seen[0][0].actions.tolist())]
+    assert len({tuple(row) for row in rows}) == 4
+
+
 def difference(one, other):
     modules = [(one.policy, other.policy), *([(one.critics, other.critics)] if hasattr(one, "critics") else ())]
     # Adam's steps do not depend on the scale of gradients.
@@ -119,6 +153,7 @@ def main():
     normalised = rlox.PPO("CartPole-v1", 4, n_steps=32, normalize_obs=True, **SMALL)
     normalised.train(3 * 128)
     statistics = group.all_objects(normalised.normalizer.state())
+    require_different_actions(group)
     trained = {}
     for cls, make in makes.items():
         agent = make(recording(cls))

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 from actor_runs import Answer, Ends, flatten, train
+from custom_policy import CustomPolicy
 
 import rlox
 from rlox.compiled import NativePolicy
 from rlox.config import IMPALAConfig
-from rlox.distributed import Actor, ActorCollector, ActorLost, ActorPlan, Weights
+from rlox.distributed import Actor, ActorCollector, ActorLost, ActorPlan, Weights, threads
 from rlox.distributed.collector import make_pool
 from rlox.distributed.grpc_actors import ActorSessions
 from rlox.envs.remote.codec import Message
@@ -31,6 +32,7 @@ from rlox.nn.acting import acting_policy
 
 # Processes cannot import a test module by its name; a user's main module is sent by value anyway.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules[CustomPolicy.__module__])
 
 SMALL = {"n_actors": 2, "n_envs": 4, "n_steps": 8, "hidden_sizes": [16], "seed": 3}
 
@@ -53,6 +55,29 @@ class Hangs(Ends):
 class Breaks(Ends):
     def step(self, action):
         raise KeyError("the environment's own words")
+
+
+class Dies(Ends):
+    """Writes a line to the file `flag` and ends its process when it is created, if that file exists."""
+
+    def __init__(self, flag):
+        if Path(flag).exists():
+            with open(flag, "a") as file:
+                file.write("start\n")
+            os._exit(3)
+
+
+class Waits(Ends):
+    """Every step waits for `go`."""
+
+    go, closed = threading.Event(), threading.Event()
+
+    def step(self, action):
+        self.go.wait(60)
+        return super().step(action)
+
+    def close(self):
+        self.closed.set()
 
 
 def impala(kind="threads", **settings):
@@ -261,6 +286,25 @@ def test_a_run_ends_with_an_error_if_actors_die_too_often():
     pids = [child.process.pid for child in algorithm.collector._pool._children]
     algorithm.close()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert algorithm.collector.lines()[0].endswith(", 1 restart, lost")
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_at_its_start_counts_once_and_is_tried_again_later(tmp_path):
+    flag, settings = tmp_path / "flag", {"actor_timeout": 4.0, "max_restarts": 1}
+    algorithm = rlox.IMPALA(
+        Dies, actors="processes", env_kwargs={"flag": str(flag)}, **{**SMALL, "n_actors": 1, **settings}
+    )
+    notes = []
+    algorithm.collector.notify = notes.append
+    algorithm.train(32)
+    flag.touch()
+    algorithm.collector._pool._children[0].process.kill()
+    with pytest.raises(TimeoutError, match="could not be reached for 4 s"):
+        algorithm.train(3200)
+    algorithm.close()
+    assert len(notes) == 1
+    assert 1 <= len(flag.read_text().splitlines()) <= 4  # at once, and after 0.5, 1 and 2 s
 
 
 @pytest.mark.slow
@@ -343,8 +387,47 @@ def test_a_process_that_dies_while_a_checkpoint_is_created_is_replaced(tmp_path)
     algorithm.train(64)
     algorithm.close()
     loaded = rlox.IMPALA.from_checkpoint(str(tmp_path / "a.safetensors"))
+    assert "CartPole-v1 cannot be restored in 2 of 2 actors" in loaded.collector.restore_note()
     assert loaded.train(64)["actors/restarts"] == 0
     loaded.close()
+
+
+@pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_an_exception_is_raised_at_once_and_the_checkpoint_continues_all_actors(kind, tmp_path):
+    n_calls, flag = 0, tmp_path / "flag"
+
+    def reward(obs, actions, rewards):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls > 90:
+            with contextlib.suppress(FileExistsError):
+                flag.touch(exist_ok=False)  # only one actor fails
+                raise KeyError("the function's own words")
+        return rewards
+
+    algorithm = impala(kind, reward_fn=reward, actor_timeout=30.0, logger=str(tmp_path / "run"))
+    began = time.monotonic()
+    with pytest.raises(KeyError, match="the function's own words"):
+        algorithm.train(10_000)
+    assert time.monotonic() - began < 25.0
+    algorithm.close()
+    loaded = rlox.IMPALA.from_checkpoint(tmp_path / "run" / "checkpoints" / "last.safetensors", reward_fn=reward)
+    assert loaded.collector.restore_note() is None
+    loaded.close()
+
+
+@pytest.mark.parametrize("algo", [rlox.IMPALA, rlox.APPO])
+def test_a_run_continues_with_rollouts_of_another_length(algo, tmp_path):
+    saved = algo("CartPole-v1", replay_rollouts=1, **{**SMALL, "n_actors": 3, "rollouts_per_update": 2})
+    saved.train(128)
+    saved.save(tmp_path / "a.safetensors")
+    saved.close()
+    sizes = []
+    look = _OnRollout(lambda batch: sizes.append((len(batch), batch.n_taken)))
+    loaded = algo.from_checkpoint(tmp_path / "a.safetensors", n_steps=16, callbacks=[look])
+    loaded.train(256)
+    loaded.close()
+    assert sizes == [(128, 128), (192, 128)]
 
 
 @pytest.mark.slow
@@ -371,6 +454,57 @@ def test_exceptions_of_an_environment_are_raised_by_train(kind):
     with pytest.raises(KeyError, match="the environment's own words"):
         algorithm.train(100)
     algorithm.close()
+
+
+def test_actors_must_not_share_an_environment():
+    env = Ends()
+    with pytest.raises(TypeError, match="env_id must be an id or a function that creates an environment"):
+        rlox.IMPALA(env, 1, 1)
+    algorithm = rlox.IMPALA(lambda: env, 2, 1)
+    with pytest.raises(ValueError, match="ThreadActors: each call must create an environment of its own"):
+        algorithm.train(64)
+    algorithm.close()
+
+
+def test_a_thread_that_is_busy_when_the_pool_is_closed_closes_its_environments_later(monkeypatch):
+    monkeypatch.setattr(threads, "_JOIN_WITHIN", 0.1)
+    policy, config = NativePolicy(3, 2, [8], False), IMPALAConfig(n_actors=1)
+    spec = ActorCollector(Ends, 1, 0, config=config).spec
+    pool = make_pool(ActorPlan(Waits, 1, 5, 0, policy, config), config, spec)
+    pool.request(0, Weights(0, acting_policy(policy).weights()))
+    time.sleep(0.1)
+    pool.close()
+    assert not Waits.closed.is_set()
+    Waits.go.set()
+    assert Waits.closed.wait(20)
+
+
+@pytest.mark.slow
+def test_a_custom_policy_in_processes_is_reproducible_and_resumes_exactly(tmp_path):
+    def made(kind, n):
+        torch.manual_seed(n)
+        return impala(kind, policy=CustomPolicy())
+
+    first = made("processes", 0)
+    whole = [train(first, 384)[0], train(made("processes", 0), 384)[0]]
+    np.testing.assert_array_equal(*whole)
+    half = made("processes", 0)
+    half.train(192)
+    half.save(tmp_path / "a.safetensors")
+    half.close()
+    rest = rlox.IMPALA.from_checkpoint(tmp_path / "a.safetensors", policy=CustomPolicy())
+    assert rest.collector.restore_note() is None
+    np.testing.assert_array_equal(train(rest, 192)[0], whole[0])
+
+
+def test_threads_share_the_generator_of_a_custom_policy_and_do_not_claim_to_resume_exactly(tmp_path):
+    algorithm = impala(policy=CustomPolicy())
+    algorithm.train(64)
+    algorithm.save(tmp_path / "a.safetensors")
+    algorithm.close()
+    rest = rlox.IMPALA.from_checkpoint(tmp_path / "a.safetensors", policy=CustomPolicy())
+    assert "with a custom policy, threads cannot save one" in rest.collector.restore_note()
+    rest.close()
 
 
 @pytest.mark.slow
@@ -479,6 +613,37 @@ def test_a_lost_worker_is_replaced_by_another(workers):
     assert all(workers[0] in line for line in lines)
 
 
+def test_a_lost_worker_counts_once_however_many_rollouts_it_owes():
+    envs = EnvSessions("CartPole-v1")
+    kinds = {"env": envs, "actor": ActorSessions(envs)}
+    server = Server(kinds).start()
+    address = f"127.0.0.1:{server.port}"
+    algorithm = rlox.IMPALA(
+        "CartPole-v1", worker_addresses=[address], rollouts_ahead=16, max_restarts=2, **{**SMALL, "n_actors": 1}
+    )
+    notes, again = [], []
+    algorithm.collector.notify = notes.append
+    algorithm.train(64)
+    server.stop(0.0)
+    timer = threading.Timer(1.0, lambda: again.append(Server(kinds, port=server.port).start()))
+    timer.start()
+    metrics = algorithm.train(3200)
+    algorithm.close()
+    timer.join()
+    again[0].stop()
+    assert metrics["actors/restarts"] == len(notes) == 1
+
+
+def test_weights_that_do_not_fit_in_a_message_are_an_error_and_no_loss(workers):
+    algorithm = rlox.IMPALA("CartPole-v1", worker_addresses=workers, **SMALL)
+    algorithm.train(64)
+    for seat in algorithm.collector._pool._seats:
+        seat.actor._line._limit = 500
+    with pytest.raises(ValueError, match=r"hidden_sizes must be such that the weights fit .* at most 500 bytes"):
+        algorithm.train(64)
+    algorithm.close()
+
+
 def test_settings_that_would_need_code_on_workers_are_errors(workers):
     settings = {"worker_addresses": workers, **SMALL}
     algorithm = rlox.IMPALA("CartPole-v1", reward_fn=lambda obs, actions, rewards: rewards, **settings)
@@ -504,6 +669,9 @@ def test_a_worker_limits_the_size_of_networks():
         sessions(Message("hello", fields))
     with pytest.raises(TypeError, match="unknown hyper-parameter 'code'"):
         sessions(Message("hello", {**fields, "config": {"code": "print(1)"}}))
+    small = ActorSessions(EnvSessions("CartPole-v1"), limit=2**20)
+    with pytest.raises(ValueError, match="at most 262,144 weights, which fit in a message of 1,048,576 bytes"):
+        small(Message("hello", {**fields, "config": {"hidden_sizes": [512, 512]}}))
 
 
 @pytest.mark.parametrize(

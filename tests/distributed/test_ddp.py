@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from two_ranks import HERE, train
 
+import rlox
 from rlox.checkpoint import load_checkpoint
+from rlox.distributed.group import Group
+from rlox.distributed.ranks import Ranks, in_one_process
 
 SAC = (
     *("algo=sac", "env=Pendulum-v1", "tuned=off", "distributed=ddp", "logger=[]", "env.n_envs=4", "buffer.size=400"),
@@ -135,6 +138,19 @@ def test_a_run_of_ranks_must_be_started_by_torchrun(command):
     code, _, err = command("train", "algo=ppo", "distributed=ddp")
     assert code == 2
     assert "torchrun --standalone --nproc-per-node=2 -m rlox train algo=ppo distributed=ddp" in err
+
+
+def test_algorithms_that_ranks_cannot_train_together_are_errors_after_join(monkeypatch):
+    group = object.__new__(Group)
+    monkeypatch.setattr(Ranks, "current", group)
+    for cls, words in (
+        (rlox.IMPALA, {"env_id": "CartPole-v1"}),
+        (rlox.CQL, {"obs_dim": 3, "act_dim": 1, "dataset": None}),
+    ):
+        with pytest.raises(ValueError, match=rf"{cls.__name__}: an algorithm.*create it within .*in_one_process\(\)"):
+            cls(**words)
+    with in_one_process():
+        rlox.IMPALA("CartPole-v1").close()
 
 
 @pytest.mark.slow

@@ -19,6 +19,10 @@ from rlox.envs.remote import Message, RemoteEnvPool, WorkerLost, WorkerRefused, 
 from rlox.envs.remote.client import WorkerFailed
 from rlox.envs.remote.codec import VERSION
 from rlox.envs.remote.server import METHOD
+from rlox.envs.remote.session import EnvSessions
+from rlox.envs.tensor import table
+from rlox.envs.tensor.base import TensorEnv
+from rlox.envs.tensor.cartpole import CartPole
 from rlox.kernels.rng import Rng
 
 QUICK = RemoteConfig(timeout_s=5.0, reconnect_s=20.0)
@@ -329,6 +333,68 @@ class Breaks:
 
     def close(self):
         pass
+
+
+class Broken:
+    def __init__(self, hello):
+        raise OSError("no display")
+
+
+def test_an_exception_in_the_start_of_a_session_is_raised_and_logged(serving, eventually):
+    server = serving("CartPole-v1", {"env": Broken})
+    with pytest.raises(WorkerFailed, match="OSError: no display"):
+        RemoteEnvPool([server.address], None, 2, 0, QUICK)
+    eventually(lambda: any("failed with OSError: no display" in line for line in server.lines))
+
+
+def test_ranks_have_different_episodes_after_the_loss_of_a_worker(serving):
+    kwargs = {"sutton_barto_reward": True}
+    server = serving(kwargs=kwargs)
+    ranks = [RemoteEnvPool([server.address], "CartPole-v1", 2, 0, QUICK, kwargs) for _ in range(2)]
+    for rank, pool in enumerate(ranks):
+        pool.first, pool.n_joint = 2 * rank, 4
+        pool.reset_all()
+    server.stop()
+    serving(kwargs=kwargs, port=server.port)
+    with pytest.warns(RuntimeWarning, match="continue at"):
+        obs = np.concatenate([pool.step_all([0, 0])["obs"] for pool in ranks])
+    assert len(np.unique(obs, axis=0)) == 4
+    for pool in ranks:
+        pool.close()
+
+
+class OwnTensorEnv(TensorEnv):
+    env_id = "Own-v0"
+
+    def __init__(self):
+        self.inner = CartPole()
+        for name in ("spec", "state_size", "max_episode_steps"):
+            setattr(self, name, getattr(self.inner, name))
+
+    def start(self, words):
+        return self.inner.start(words)
+
+    def step(self, state, actions):
+        return self.inner.step(state, actions)
+
+    def observe(self, state):
+        return self.inner.observe(state)
+
+
+def test_a_users_tensor_environment_gives_the_same_steps_as_locally(serving, monkeypatch):
+    monkeypatch.setattr(table, "REGISTERED", dict(table.REGISTERED))
+    env = rlox.register_env(OwnTensorEnv)
+    local = make_vec_env(env, 5, 7)
+    with RemoteEnvPool([serving(env).address for _ in range(2)], env, 5, 7) as pool:
+        assert np.array_equal(pool.reset_all(), local.reset_all())
+        for _ in range(60):
+            equal(pool.step_all(np.ones(5, np.int64)), local.step_all(np.ones(5, np.int64)))
+        state = pool.get_state()
+        expected = pool.step_all(np.zeros(5, np.int64))
+        pool.set_state(state)
+        equal(pool.step_all(np.zeros(5, np.int64)), expected)
+    with pytest.raises(ValueError, match="backend must be auto, gymnasium or envpool, got tensor for CartPole-v1"):
+        EnvSessions("CartPole-v1", backend="tensor")
 
 
 def test_mixed_observations_from_a_worker(serving):

@@ -4,11 +4,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from rlox.config import RemoteConfig
 from rlox.envs.remote import RemoteEnvPool
+from rlox.envs.remote.security import Proofs, make_proof, read_token
 
 PROGRAM = "from rlox_cli.main import main; main()"
 
@@ -93,6 +95,7 @@ def test_a_signal_drains_a_worker(started, number):
         (["--env", "CartPole-v1", "--tls-cert", "nowhere", "--tls-key", "K"], "must be a file that can be read"),
         (["--env", "CartPole-v1", "--token-file", "EMPTY"], "must have between 1 and"),
         (["--env", "CartPole-v1", "--tls-ca", "C"], "must be given together"),
+        (["--env", "CartPole-v1", "--max-message-mb", "65"], "--max-message-mb must be at most 64"),
     ],
 )
 def test_errors_of_the_worker(command, certificates, tmp_path, words, message):
@@ -104,13 +107,20 @@ def test_errors_of_the_worker(command, certificates, tmp_path, words, message):
 
 
 def test_a_token_that_others_can_read_gives_a_warning(tmp_path):
-    from rlox.envs.remote.security import read_token
-
     path = tmp_path / "token"
     path.write_text("secret\n")
     path.chmod(0o644)
     with pytest.warns(RuntimeWarning, match="can be read by other users of this machine; chmod 600"):
         assert read_token("here", str(path)) == b"secret"
+
+
+def test_a_proof_from_before_the_start_of_a_worker_names_the_clocks():
+    proof = make_proof(b"secret")
+    time.sleep(0.002)
+    soon, why = Proofs(b"secret").refusal(proof)
+    assert soon
+    assert "0 s older than this worker" in why
+    assert "the learner's clock is behind; correct the clocks" in why
 
 
 @pytest.mark.parametrize(

@@ -641,14 +641,62 @@ def test_a_server_that_does_not_come_back_stops_the_training():
             algorithm.train(n_updates=1)
 
 
-def test_a_server_that_was_restarted_between_requests_gets_the_weights_again():
-    with servers.VLLM(toy.model(seed=5, scale=2.0)) as fake:
-        algorithm, _ = trained(create_backend("vllm", url=fake.url, **QUICK), 2)
+@pytest.mark.parametrize(("kind", "lora"), [("vllm", False), ("vllm", True), ("sglang", False)])
+def test_a_server_that_was_restarted_between_requests_gets_the_weights_again(kind, lora):
+    own, adapters = ({"lora": True}, {"lora_rank": 2}) if lora else ({}, {})
+    with FAKES[kind](module := toy.model(seed=5, scale=2.0), **own) as fake:
+        sampler = create_backend(kind, url=fake.url, **QUICK, **own)
+        algorithm, _ = trained(sampler, 2, copy.deepcopy(module) if lora else None, **adapters)
         before = algorithm.evaluate(temperature=0.0)
         fake.kill()
         fake.start()
         assert algorithm.evaluate(temperature=0.0) == before
         assert fake.n_loads == 4
+
+
+def test_a_restarted_server_that_refuses_everything_ends_the_training():
+    def refuses(method, path, body):
+        if path == "/v1/completions":
+            raise servers.Refused(400, {"error": "the reason"})
+
+    with servers.VLLM(toy.model(scale=2.0)) as fake:
+        algorithm, _ = trained(create_backend("vllm", url=fake.url, **QUICK), 1)
+        fake.kill()
+        fake.before = refuses
+        fake.start()
+        with pytest.raises(RuntimeError, match=r"got 400 \(the reason\)"):
+            algorithm.train(n_updates=1)
+
+
+def test_an_adapter_that_was_loaded_before_the_connection_broke_is_used():
+    class Breaks(servers.VLLM):
+        def post_v1_load_lora_adapter(self, body):
+            self.broken_off = 0 if self.broken_off else 10  # the answer to every other request is incomplete
+            return super().post_v1_load_lora_adapter(body)
+
+    with Breaks(module := toy.model(scale=2.0), lora=True) as fake:
+        sampler = create_backend("vllm", url=fake.url, lora=True, **QUICK)
+        _, rows = trained(sampler, 2, copy.deepcopy(module), lora_rank=2)
+        assert max(row["sampler/probe_gap"] for row in rows) < 1e-4
+        assert fake.n_loads == 2
+        assert [*sampler._own_folder.iterdir()] == [Path(path) for path in fake.adapters.values()]
+
+
+def test_completions_fit_into_the_smaller_context_of_a_server():
+    rows = [[3, 4, 5, 6]]
+    with servers.VLLM(toy.model(scale=2.0), context=10) as fake:
+        sampler = create_backend("vllm", url=fake.url)
+        algorithm, _ = trained(sampler, max_new_tokens=8, dataset=rows, reward_fn=None)
+        for text in (algorithm.generate(rows)[0][0], algorithm.examples(1)[0][1]):
+            assert 1 <= len(text.split()) <= 6
+
+
+def test_rows_of_the_evaluation_must_fit_into_the_servers_context():
+    with servers.VLLM(toy.model(scale=2.0), context=10) as fake:
+        algorithm, _ = trained(create_backend("vllm", url=fake.url), eval_dataset=[[3] * 9])
+        with pytest.raises(ValueError, match="the server's context must hold 11 tokens"):
+            algorithm.train(n_updates=1)
+        assert not fake.n_loads
 
 
 @pytest.mark.parametrize("kind", SYNCED)

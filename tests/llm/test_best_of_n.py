@@ -37,6 +37,13 @@ def test_the_best_of_what_was_sampled():
         assert found.ids[i].tolist() == [*ids[i], *drawn.ids[6 * i + k]]
 
 
+def test_a_text_is_one_prompt_and_the_name_of_a_file_is_read(tmp_path):
+    (file := tmp_path / "rows.jsonl").write_text('{"prompt": "3"}')
+    expected = made().best(["3"])
+    for prompts in ("3", str(file)):
+        assert np.array_equal(made().best(prompts).all_scores, expected.all_scores)
+
+
 def test_more_samples_are_never_worse():
     means = [made(n=n).best(PROMPTS * 20).scores.mean() for n in (1, 4, 16)]
     assert means[0] < means[1] < means[2]

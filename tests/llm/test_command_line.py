@@ -143,6 +143,17 @@ def test_a_run_is_trained_evaluated_resumed_and_used_to_generate(command, tmp_pa
 
 
 @pytest.mark.slow
+def test_texts_without_a_prompt_are_learned_and_completed(command, here):
+    texts = [{"text": row["prompt"] + row["answer"]} for row in rlox.llm.toy.sum_rows()[::7]]
+    (here / "texts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in texts))
+    words = ["algo=sft", "model=rlox.llm.toy:make_model", "dataset=texts.jsonl", "total_timesteps=2", *SMALL]
+    done(command, "train", *words, "hydra.run.dir=run")
+    table = json.loads(Path("run/completions.json").read_text())["data"]
+    assert {row[1] for row in table} == {row["text"][0] for row in texts[:8]}
+    done(command, "eval", "run")
+
+
+@pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit(command, here):
     words = [*COPY, "total_timesteps=12", "algo.lora_rank=4", "algo.kl_coef=0.1", "algo.n_epochs=2"]
     command("train", *words, "hydra.run.dir=whole")

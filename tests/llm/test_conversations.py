@@ -1,11 +1,13 @@
 """Completions of several turns, with an environment that answers."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import servers
 import torch
+import toy
 from test_command_line import done
 from toy import EOS, tokenizer
 
@@ -15,6 +17,7 @@ from rlox.llm.backends import create_backend
 from rlox.llm.conversations import converse
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
+from rlox_cli.families.language import _samples
 
 CHAT = (
     "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
@@ -243,6 +246,51 @@ def test_a_run_resumes_bit_for_bit(tmp_path):
     again.train(2)
     for a, b in zip(whole.policy.parameters(), again.policy.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_rewards_read_a_chat_with_the_first_text_of_its_environment():
+    tok, seen = tokenizer(), []
+    kept, tok.chat_template = tok.chat_template, CHAT
+
+    def reward(prompts, completions):
+        seen.extend(prompts)
+        return [0.0] * len(prompts)
+
+    def by_ids(completions, prompts):
+        seen.extend(prompts.tolist())
+        return [0.0] * len(completions)
+
+    begun = [{"role": "user", "content": "1="}, {"role": "assistant", "content": "2"}]
+    try:
+        rows = [{"prompt": begun[:1]}, {"prompt": begun}]
+        settings = {"group_size": 2, "max_new_tokens": 2, "tokenizer": tok, "dataset": rows}
+        algorithm = GRPO(toy.model(), reward_fn=[reward, by_ids], environment=Echo, **settings)
+        batch = algorithm.batch(algorithm.rows, np.arange(2))
+    finally:
+        tok.chat_template = kept
+    opened, followed = [{"role": "user", "content": "1=+"}], [*begun, {"role": "user", "content": "+"}]
+    assert seen[:4] == [opened, opened, followed, followed]
+    read, lengths = batch.sequences.padded_rows()[0], batch.sequences.prompt_lengths
+    for own, ids, n in zip(seen[4:], read, lengths, strict=True):
+        assert own[-n:] == ids[:n].tolist()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_check_of_a_run_knows_which_conversations_ended(ends):
+    class Counts:
+        def reset(self, prompt):
+            self.turns = 0
+            return ""
+
+        def step(self, text):
+            self.turns += 1
+            return "1", float(len(text)), ends and self.turns == 2
+
+    algorithm = grid(environment=Counts, max_turns=3)
+    _, warnings = _samples(algorithm, SimpleNamespace(algo=algorithm.config, seed=0))
+    cut = [text for text in warnings if "cut off" in text]
+    expected = "every conversation is cut off, at max_turns=3 or where its context is full; none has ended"
+    assert cut == ([] if ends else [expected])
 
 
 def test_with_an_environment_a_reward_function_need_not_apply():

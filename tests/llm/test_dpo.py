@@ -156,6 +156,12 @@ def test_one_end_is_kept_if_it_is_also_the_padding():
     assert padded[0].item() == algorithm.compute_loss([[5]], [[3, 1]], [[4, 6, 7, 1]])[0].item()
 
 
+def test_margins_are_not_read():
+    rows = [{**row, "margin": "large"} for row in toy.PAIRS]
+    algorithm = DPO(toy.model(), tokenizer=toy.tokenizer(), dataset=rows, batch_size=20)
+    assert algorithm.train(1)["loss"] == pytest.approx(math.log(2), rel=1e-6)
+
+
 def test_the_reference_reads_each_pair_once():
     algorithm = DPO(toy.model(), tokenizer=toy.tokenizer(), dataset=toy.PAIRS, batch_size=5)
     asked, score = [], algorithm.reference.score

@@ -406,6 +406,15 @@ def test_a_second_call_of_train_starts_a_new_pass_over_its_rows():
         assert set.union(*seen) == {2, 3, 4}
 
 
+def test_passes_over_the_rows_of_the_constructor():
+    settings = {"dataset": torch.arange(2, 5)[:, None], "batch_size": 2, "group_size": 2, "max_new_tokens": 1}
+    algorithm = GRPO(toy.model(), reward_fn=lambda completions, prompts: [0.0] * len(completions), **settings)
+    for done, first in ((3, 0), (5, 3)):
+        algorithm.train(n_epochs=2 if done == 3 else 1)
+        assert algorithm.counters.updates == done
+        assert algorithm._order.first_update == first
+
+
 def test_evaluation_scores_the_most_likely_completions():
     algorithm = GRPO(
         toy.model(), reward_fn=lambda prompts, completions: [float(len(c)) for c in completions],

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from rlox.algorithms import DPO, GRPO, SFT, OnlineDPO, RewardModel
+from rlox.algorithms.trainers import Trainer
 from rlox.processes.failures import failure_of
 
 TOKENIZER = toy.tokenizer()
@@ -97,12 +98,34 @@ CASES = {
         lambda: grpo(reward_fn=lambda prompts, completions, answer: zeros(prompts, completions)).train(1), ValueError,
         "must find a column for its parameter 'answer', got none",
     ),
-    "an invalid margin": (
-        lambda: RewardModel(
-            toy.model(), tokenizer=TOKENIZER, dataset=[{**row, "margin": "far"} for row in toy.PAIRS]
+    "a missing column of a reward in the rows of the evaluation": (
+        lambda: grpo(
+            reward_fn=lambda prompts, completions, answer: zeros(prompts, completions),
+            dataset=[{"prompt": "1", "answer": "2"}], eval_dataset=["1"],
         ).train(1),
-        ValueError, "margin must hold numbers, got",
+        ValueError, "must find a column for its parameter 'answer', got none",
     ),
+    "a missing column of a reward in the rows of the evaluation of online DPO": (
+        lambda: online(
+            reward_fn=lambda prompts, completions, answer: zeros(prompts, completions),
+            dataset=[{"prompt": "1", "answer": "2"}], eval_dataset=["1"],
+        ).train(1),
+        ValueError, "must find a column for its parameter 'answer', got none",
+    ),
+    "an evaluation beyond the context": (
+        lambda: grpo().evaluate(max_new_tokens=100), ValueError,
+        "GRPO.evaluate: row 0 must fit in the model's context of 64 tokens, got 102, 100 of them max_new_tokens",
+    ),
+    **{
+        f"the margin {margin}": (
+            lambda margin=margin: RewardModel(
+                toy.model(), tokenizer=TOKENIZER,
+                dataset=[{**row, "margin": margin if i == 3 else 1.0} for i, row in enumerate(toy.PAIRS)],
+            ),
+            ValueError, "RewardModel: row 3: margin must be a finite number, got",
+        )
+        for margin in ("far", None, float("nan"), float("inf"), [1.0])
+    },
     "no rows": (lambda: grpo(dataset=[]), ValueError, "must hold at least one row, got none"),
     "no rows of ids": (
         lambda: grpo(dataset=torch.zeros(0, 3, dtype=torch.int64)), ValueError, "must hold at least one row, got none",
@@ -272,6 +295,26 @@ CASES = {
     ),
     "no passes": (
         lambda: grpo().train(IDS, n_epochs=0), ValueError, "n_epochs must be >= 1, got 0",
+    ),
+    "passes over no rows": (
+        lambda: grpo(dataset=None).train(n_epochs=2), ValueError, "there must be rows to learn from; pass them",
+    ),
+    "passes and updates": (
+        lambda: grpo().train(IDS, 2, n_updates=1), TypeError,
+        "n_epochs must be left out with n_updates or until, got 2",
+    ),
+    "passes and an end": (
+        lambda: grpo().train(IDS, 2, until=1), TypeError, "n_epochs must be left out with n_updates or until, got 2",
+    ),
+    "two numbers of updates": (
+        lambda: grpo().train(5, n_updates=2), TypeError, "n_updates must be given once, got 5 and 2",
+    ),
+    "a trainer of a language model": (
+        lambda: Trainer("grpo"), TypeError,
+        r"got grpo, which trains a language model; create it with rlox.GRPO\(model, ...\)",
+    ),
+    "a trainer of a language model on rows of text": (
+        lambda: Trainer("sft", dataset="rows.jsonl"), TypeError, r"create it with rlox.SFT\(model, ...\)",
     ),
     # completions
     "a stop of two tokens": (

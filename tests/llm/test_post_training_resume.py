@@ -102,9 +102,10 @@ def resumed_as_never_stopped(kind, tmp_path, ref_model=None, resumed_with=(), mo
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_and_data_type_of_the_process_do_not_matter(kind):
     cls, data, functions = KINDS[kind]
+    more = {"ent_coef": 0.1} if kind == "grpo" else {}  # scores by operations of PyTorch
 
     def learned():
-        algorithm = cls(toy.model(), tokenizer=toy.tokenizer(), seed=1, batch_size=7, **data, **functions)
+        algorithm = cls(toy.model(), tokenizer=toy.tokenizer(), seed=1, batch_size=7, **data, **functions, **more)
         algorithm.train(2)
         return algorithm
 
@@ -178,6 +179,54 @@ def test_training_without_the_given_reference_is_an_error(lora, tmp_path):
     for use in (again.train, lambda: again.train_step(*rows), lambda: again.compute_loss(*rows), again.scored):
         with pytest.raises(ValueError, match=r"trained with a ref_model.*pass ref_model=… to from_checkpoint"):
             use()
+
+
+def test_without_the_given_reference_an_algorithm_can_be_saved_again(tmp_path):
+    settings = {"tokenizer": toy.tokenizer(), "dataset": toy.PAIRS, "batch_size": 4}
+    DPO(toy.model(), toy.model(seed=3), **settings).save(tmp_path / "one.safetensors")
+    DPO.from_checkpoint(tmp_path / "one.safetensors").save(tmp_path / "two.safetensors")
+    again = DPO.from_checkpoint(tmp_path / "two.safetensors")
+    with pytest.raises(ValueError, match="pass ref_model=… to from_checkpoint"):
+        again.train(toy.PAIRS)
+
+
+@pytest.mark.parametrize("first", [None, 3], ids=["own reference", "given reference"])
+def test_what_another_reference_has_read_is_not_used(first, tmp_path):
+    given = None if first is None else toy.model(seed=first)
+    algorithm = DPO(toy.model(), given, tokenizer=toy.tokenizer(), dataset=toy.PAIRS, batch_size=20)
+    algorithm.train(1)
+    algorithm.save(tmp_path / "d.safetensors")
+
+    def sums(seed):
+        ref_model = None if seed is None else toy.model(seed=seed)
+        again = DPO.from_checkpoint(tmp_path / "d.safetensors", ref_model=ref_model, dataset=toy.PAIRS)
+        known, batch = not np.isnan(again._known.values).any(), again.sample()
+        found = again._reference_sums(batch, known=True, keep=False)
+        return known, torch.equal(found, again._reference_sums(batch, known=False))
+
+    assert sums(first) == (True, True)
+    assert sums(4) == (False, True)
+
+
+def test_a_reference_that_the_checkpoint_lacks_is_named(tmp_path):
+    settings = {"reward_fn": lengths, "dataset": toy.PROMPTS}
+    algorithm = GRPO(toy.model(), tokenizer=toy.tokenizer(), kl_coef=0.0, max_new_tokens=2, **settings)
+    algorithm.train(1)
+    algorithm.save(file := tmp_path / "g.safetensors")
+    with pytest.raises(ValueError, match=r"contains no reference, and this training needs one; pass ref_model=…"):
+        GRPO.from_checkpoint(file, kl_coef=0.1, **settings)
+    assert "kl" in GRPO.from_checkpoint(file, ref_model=toy.model(), kl_coef=0.1, **settings).train(until=2)
+
+
+@pytest.mark.parametrize("lora", [None, 2])
+def test_completions_that_nothing_ends_stay_so(lora, tmp_path):
+    settings = {"tokenizer": toy.tokenizer(), "eos_token_id": [], "lora_rank": lora}
+    algorithm = GRPO(toy.model(), reward_fn=lengths, **settings)
+    assert algorithm.model.eos == ()
+    algorithm.save(tmp_path / "g.safetensors")
+    base = {"model": toy.model()} if lora else {}
+    again = GRPO.from_checkpoint(tmp_path / "g.safetensors", reward_fn=lengths, **base)
+    assert again.model.eos == again.reference._model.eos == ()
 
 
 def test_resume_in_the_second_dataset_of_a_training(tmp_path):

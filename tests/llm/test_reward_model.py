@@ -9,6 +9,7 @@ import pytest
 import torch
 import toy
 from torch import nn
+from transformers import OPTConfig, OPTForCausalLM
 
 from rlox.algorithms import GRPO, RewardModel
 from rlox.llm.encoded import Pairs
@@ -80,6 +81,14 @@ def test_margins_are_a_column_of_the_rows():
     batch, numbers = algorithm.sample(), algorithm.numbers(0)
     assert batch.margins.tolist() == [i / 4 for i in numbers]
     assert batch.numbers.tolist() == numbers.tolist()
+
+
+def test_opt_may_project_its_hidden_states():
+    settings = {"hidden_size": 32, "word_embed_proj_dim": 16, "do_layer_norm_before": False, "ffn_dim": 32}
+    settings |= {"vocab_size": toy.VOCABULARY, "num_hidden_layers": 1, "num_attention_heads": 2}
+    module = OPTForCausalLM(OPTConfig(max_position_embeddings=64, **settings))
+    algorithm = RewardModel(module, tokenizer=toy.tokenizer(), dataset=toy.PAIRS, batch_size=4)
+    assert np.isfinite(algorithm.train(1)["loss"])
 
 
 def test_rewards_may_be_returned_as_a_column():

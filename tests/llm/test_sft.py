@@ -103,6 +103,14 @@ def test_the_score_of_a_row_is_the_mean_log_probability_of_its_completion():
     assert found.lengths.tolist() == [3] * 5
 
 
+def test_examples_continue_the_first_token_of_a_text_without_a_prompt():
+    rows = [{"text": row["prompt"] + row["completion"]} for row in toy.ROWS]
+    algorithm = SFT(toy.model(), tokenizer=toy.tokenizer(), dataset=rows)
+    found = algorithm.examples(2)
+    assert [(prompt, reward) for prompt, _, reward in found] == [("0", None)] * 2
+    assert found[0][1] == algorithm.generate("0", temperature=0.0)[0][0]
+
+
 @pytest.mark.slow
 def test_it_memorises():
     algorithm = SFT(

@@ -355,6 +355,9 @@ def test_reward_models_read_a_chat_with_its_tools(kind):
             max_new_tokens=2,
         )  # fmt: skip
         grpo.train(n_updates=1)
+        if kind == "ensemble":
+            columns = {name: [row[name]] for name in ("tools", "chat_template_kwargs")}
+            assert reward.disagreement([[USER]], ["yes"], **columns) == [0.0]
     assert scorer.rows
     assert all(ids == of_tools(tok) for ids in scorer.rows)
 

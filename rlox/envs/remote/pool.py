@@ -261,8 +261,9 @@ class RemoteEnvPool(ForeignVecEnv):
         """Start new episodes, with new seeds, in a share whose worker was lost; return the observations."""
         while True:
             seed = int(Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**62, self._n_losses + 1)[-1])
-            seeds = Rng(seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_envs)[share.rows]
-            fields = {"seed": seed, "first": self.first + share.rows.start}
+            first, last = self.first + share.rows.start, self.first + share.rows.stop
+            seeds = Rng(seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_joint or self.n_envs)[first:last]
+            fields = {"seed": seed, "first": first}
             try:
                 return self._read_reset(share, share.line.call("reset", fields, {"seeds": seeds}))
             except WorkerLost as e:

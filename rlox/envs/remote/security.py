@@ -119,7 +119,10 @@ class Proofs:
         if abs(now - at) > WINDOW_S:
             return False, f"the clocks of the two machines differ by {abs(now - at):.0f} s; correct them"
         if at < self._started:
-            return True, "the proof of the token is older than this worker"
+            return True, (
+                f"the proof of the token is {self._started - at:.0f} s older than this worker, which accepts none from "
+                "before its start: if it persists, the learner's clock is behind; correct the clocks of both machines"
+            )
         with self._lock:
             if payload in self._seen:
                 return False, "the proof of the token was used before"

@@ -24,8 +24,9 @@ Other kinds of sessions are added to the table::
     line = Connection(f"127.0.0.1:{server.port}", RemoteConfig(), "double", {})
     line.call("x", {}, {"x": np.arange(3)}, timeout=1.0)
 
-If a constructor raises ValueError, TypeError or ImportError, the client is refused with that message. All calls of one
-session come from one thread; different sessions have different threads.
+If a constructor raises ValueError, TypeError, ImportError or MemoryError, the client is refused with that message, and
+for any other exception the answer is ``failed``. All calls of one session come from one thread; different sessions have
+different threads.
 """
 
 from __future__ import annotations
@@ -220,6 +221,12 @@ class Server:
                 self._log_refusal(stream, str(e))
                 yield encode("refused", {"reason": str(e)[:_LONGEST_TEXT], "soon": isinstance(e, FullError)})
                 return
+            except self._grpc.RpcError:
+                raise
+            except BaseException as e:  # from an environment's code
+                stream.why = _why_failed(e)
+                yield encode("failed", _failure(e))
+                return
             stream.welcome, welcome = True, session.welcome
             own = {"protocol": VERSION, "rlox": __version__, "time": time.time(), "idle_s": self._idle_s}
             answer: Any = encode("welcome", {**welcome.fields, **own}, welcome.arrays)
@@ -297,7 +304,7 @@ class Server:
             reply = session.handle(message)
             return encode(reply.kind, reply.fields, reply.arrays), False
         except BaseException as e:  # from an environment's code, even SystemExit, or a message that does not fit
-            stream.why = f"failed with {type(e).__name__}: {str(e)[:500]}"
+            stream.why = _why_failed(e)
             return encode("failed", _failure(e)), True
 
     def _admit(self, stream: _Stream) -> None:
@@ -379,6 +386,10 @@ class _DoctorSession:
 
     def close(self) -> None:
         pass
+
+
+def _why_failed(e: BaseException) -> str:
+    return f"failed with {type(e).__name__}: {str(e)[:500]}"
 
 
 def _failure(e: BaseException) -> dict[str, Any]:

@@ -13,15 +13,17 @@ reset     fields ``seed`` (int or null), ``first``  ``obs`` (n, …)
 step      array ``actions`` (n, …)                  ``obs rewards terminated truncated episode_return episode_length``
                                                     as in `step_all`, and ``final_obs`` (k, …) of the k rows whose
                                                     episode ended, in order
-get_state                                           the arrays of ``VecEnv.get_state``; only native environments
+get_state                                           the arrays of ``VecEnv.get_state``; only native and tensor
+                                                    environments
 set_state those arrays                              nothing
 ========= ========================================= ====================================================================
 
 Environments with masks of legal actions add ``action_mask`` (n, A) bool to the answers of reset, step and set_state,
 and ``final_action_mask`` (k, A) to that of a step.
 
-A native environment takes its keys from ``seed`` and its position among all environments of the learner; a foreign one
-takes its item of ``seeds``. The trajectories are therefore the same as with environments in the learner's process.
+A native or tensor environment takes its keys from ``seed`` and its position among all environments of the learner; a
+foreign one takes its item of ``seeds``. The trajectories are therefore the same as with environments in the learner's
+process. EnvPool takes only the first item, and seeds its environments one after the other.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from rlox.config import integer
 from rlox.envs.make import make_vec_env
 from rlox.envs.masks import MASK
 from rlox.envs.protocols import step_arrays
-from rlox.envs.registry import VecEnv, is_native
+from rlox.envs.registry import is_vectorised
 from rlox.envs.remote.codec import LARGEST_MESSAGE, Message, ProtocolError
 from rlox.envs.remote.spaces import MOST_ENVS, NO_SEED, describe, require_array, spec_message, step_bytes
 
@@ -57,8 +59,14 @@ class EnvSessions:
         self.env, self.kwargs, self.wrappers = env, dict(kwargs or {}), list(wrappers)
         self.workers, self.backend = workers, backend
         self._most_envs, self._limit = most_envs, limit
-        self.native = backend == "auto" and not (kwargs or wrappers or workers) and is_native(env)
+        # Native environments, and a user's tensor environments, which take their keys in the same way.
+        self.native = backend == "auto" and not (kwargs or wrappers or workers) and is_vectorised(env)
         probe = self.make(1, 0)
+        if probe.device is not None:
+            raise ValueError(
+                f"EnvSessions: backend must be auto, gymnasium or envpool, got {backend} for {env}: what is sent are "
+                "arrays, not tensors on a device"
+            )
         self.spec = probe.spec
         probe.close()
         fields, bounds = spec_message(self.spec)
@@ -100,12 +108,13 @@ class EnvSession:
 
     def __init__(self, sessions: EnvSessions, n: int):
         self.welcome, self._n, self._native = sessions.about, n, sessions.native
-        self._vec = sessions.make(n, 0)
+        self._make = sessions.make
+        self._vec = self._make(n, 0)
         self._out = step_arrays(sessions.spec, n)
 
     def _rekey(self, seed: int, first: int) -> None:
         """Set the keys of the learner's environments `first` to `first` + n."""
-        fresh = VecEnv(first + self._n, seed, self._vec.env_id).get_state()
+        fresh = self._make(first + self._n, seed).get_state()
         own = {name: np.ascontiguousarray(array[..., first:]) for name, array in fresh.items()}
         self._vec.set_state(own)
 
@@ -114,14 +123,14 @@ class EnvSession:
             actions = message.arrays.get("actions")
             if actions is None:
                 raise ProtocolError("step: actions must be given")
-            out = self._vec.step_all(actions, self._out)
+            out = self._vec.step_all(actions.copy(), self._out)  # a view of the message cannot be written to
             ended = np.flatnonzero(out["terminated"] | out["truncated"])
             finals = {name: out[name][ended] for name in out.keys() & {"final_obs", "final_action_mask"}}
             return Message("stepped", {}, {**out, **finals})
         if message.kind == "reset":
             return Message("reset", {}, {"obs": self._reset(message), **self._masks()})
         if message.kind in ("get_state", "set_state") and not self._native:
-            raise ProtocolError(f"{message.kind}: the environments must be native")
+            raise ProtocolError(f"{message.kind}: the environments must be native or tensor ones")
         if message.kind == "get_state":
             return Message("state", {}, self._vec.get_state())
         if message.kind == "set_state":

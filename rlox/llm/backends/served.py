@@ -129,10 +129,15 @@ class Served:
                 self.start(longest)
                 self._follow(version, prompts[0], settings, seed)
                 lost = self.backend.lost
-                drawn = self.backend.complete(prompts, n, settings, seed)
-                # If a connection broke, the server may have been restarted with its original weights.
-                if self.backend.lost == lost or self._difference(prompts[0], settings, seed)[0] <= self._tolerance:
-                    return drawn
+                # If a connection broke, the server may have been restarted with its original weights, and may refuse
+                # requests that name later ones.
+                try:
+                    drawn = self.backend.complete(prompts, n, settings, seed)
+                    if self.backend.lost == lost or self._difference(prompts[0], settings, seed)[0] <= self._tolerance:
+                        return drawn
+                except (RuntimeError, ValueError):
+                    if self.backend.lost == lost:
+                        raise
                 self._version = None
             except ConnectionError as e:
                 self._version = None

@@ -163,12 +163,15 @@ class VLLMBackend(HTTPBackend):
         path = self.write(model, folder, adapters=True)
         # A new name each time, because vLLM caches computed prompts by the name of their adapter.
         name, before = f"rlox-{path.name.removeprefix('weights-')}", self._adapter
+        lost = self.client.lost
         try:
             remedy = f"can it read {path}, and is --max-lora-rank large enough?"
             self.client.send("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, remedy)
-        except BaseException:
-            self.remove(path)
-            raise
+        except BaseException as e:
+            # If the connection breaks after the server has loaded the adapter, it refuses the repeated request.
+            if self.client.lost == lost or "already been loaded" not in str(e):
+                self.remove(path)
+                raise
         # The files stay: vLLM reads them when the adapter is first used, and again after it was evicted.
         self._name, self._adapter = name, (name, path)
         if before is not None:

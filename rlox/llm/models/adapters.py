@@ -60,7 +60,7 @@ def with_adapters(
                 adapted = peft.get_peft_model(model.module, settings)
         except ValueError as e:
             raise ValueError(f"{where}: lora_targets must name modules of the model, got {targets}: {e}") from e
-    return LanguageModel(adapted, model.tokenizer, model.eos or None, where)
+    return LanguageModel(adapted, model.tokenizer, model.eos, where)
 
 
 class FrozenAdapters:

@@ -37,7 +37,9 @@ class RewardHead(nn.Module):
         self.head: nn.Linear | None = None
         if model.hugging_face:
             assert model.config is not None
-            width = model.config.get_text_config().hidden_size
+            config = model.config.get_text_config()
+            # OPT may project its hidden states to the width of its embeddings.
+            width = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
             self.head = nn.Linear(width, 1, dtype=torch.float32, device="cpu")
             with torch.no_grad():
                 self.head.weight.copy_(torch.from_numpy(rng.normal((1, width)) / np.sqrt(width + 1)))

@@ -336,7 +336,7 @@ class LanguageModel:
     def frozen_copy(self) -> LanguageModel:
         """Return a copy that is never trained, for example a reference."""
         module = copy.deepcopy(self.module).requires_grad_(False)
-        return LanguageModel(module, self.tokenizer, self.eos or None, self.where)
+        return LanguageModel(module, self.tokenizer, self.eos, self.where)
 
 
 def _recompute(layer: nn.Module, checkpoint: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rlox.config import shown
-from rlox.llm.models.adapters import FrozenAdapters
+from rlox.llm.models.adapters import FrozenAdapters, fingerprint
 from rlox.llm.models.language import LanguageModel, Scores
 from rlox.llm.tokens import Layout
 
@@ -30,6 +30,8 @@ class Reference:
         The copy of adapters, if there is one, for which the same holds.
     lost : bool
         Whether a checkpoint was trained with a module of the user that was not passed again.
+    fingerprint : str
+        Hash of the weights of a user's module; else empty.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Reference:
         self.own_module: nn.Module | None = None
         self.frozen: FrozenAdapters | None = None
         self._spare: FrozenAdapters | None = None
-        self.lost = False
+        self.lost, self.fingerprint = False, ""
         self._switched = ref_model is None and (adapters or hasattr(policy.module, "disable_adapter"))
         if self._switched:
             self._model = policy
@@ -51,7 +53,8 @@ class Reference:
             self.own_module = self._model.module
         else:
             ref_model.to(device).requires_grad_(False)
-            self._model = LanguageModel(ref_model, policy.tokenizer, policy.eos or None, f"{where}: ref_model")
+            self.fingerprint = fingerprint(ref_model)
+            self._model = LanguageModel(ref_model, policy.tokenizer, policy.eos, f"{where}: ref_model")
             ours, theirs = policy.vocabulary, self._model.vocabulary
             if ours is not None and theirs is not None and ours != theirs:
                 raise ValueError(f"{where}: ref_model must have the model's vocabulary of {ours} ids, got {theirs}")
@@ -59,7 +62,9 @@ class Reference:
     @property
     def kind(self) -> str:
         """``switched``: adapters are switched off, or a copy of them is used; ``copy``: a copy of the policy;
-        ``given``: passed by the user."""
+        ``given``: passed by the user, or must be."""
+        if self.lost:
+            return "given"
         return "switched" if self._switched else "given" if self.own_module is None else "copy"
 
     @property
@@ -68,7 +73,12 @@ class Reference:
         return None if self._switched else self._model
 
     def changing(self, moves: bool) -> nn.Module | None:
-        """Return the module that a checkpoint must store: the copy, or the user's module if it `moves`; else None."""
+        """Return the module that a checkpoint must store: the copy, or the user's module if it `moves`; else None.
+
+        Raises ValueError if it must move and cannot.
+        """
+        if moves:
+            self._require_movable()
         # In f32, like the policy that it moves towards.
         return self._model.module.float() if moves and not self._switched else self.own_module
 
@@ -80,7 +90,7 @@ class Reference:
                 "ref_model=… to from_checkpoint"
             )
 
-    def require_movable(self) -> None:
+    def _require_movable(self) -> None:
         """Raise a ValueError if `synchronise` is impossible."""
         where = f"{self._policy.where}: ref_sync_every must be null"
         if self._switched:
@@ -154,10 +164,13 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class ReferenceCache:
-    """The reference's log-probabilities of the pairs of a dataset, (2, N) f32; NaN where they are not computed yet."""
+    """The reference's log-probabilities of the pairs of a dataset, (2, N) f32; NaN where they are not computed yet.
 
-    def __init__(self) -> None:
-        self.values = np.empty((2, 0), np.float32)
+    `reference` is the fingerprint of the reference if it is not in the checkpoint, else empty.
+    """
+
+    def __init__(self, reference: str) -> None:
+        self.values, self._reference = np.empty((2, 0), np.float32), np.frombuffer(reference.encode(), np.uint8)
 
     def reset(self, n: int) -> None:
         """Start with `n` unknown pairs."""
@@ -182,10 +195,14 @@ class ReferenceCache:
         return self.values[:, numbers]
 
     def state(self) -> dict[str, np.ndarray]:
-        return {"values": self.values}
+        return {"values": self.values, "reference": self._reference}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Restore the result of `state`. Without a dataset, as when the policy only acts, nothing is restored."""
+        """Restore the result of `state`, unless it is of another reference. Without a dataset, as when the policy only
+        acts, nothing is restored."""
+        # Older checkpoints do not say which module the user had passed, which then reads the pairs again.
+        if not np.array_equal(state.get("reference", np.empty(0, np.uint8)), self._reference):
+            return
         if self.values.size:
             if state["values"].shape != self.values.shape:
                 raise ValueError(

@@ -134,7 +134,8 @@ def model_of(
     if not isinstance(saved, dict):
         raise ValueError(f"{where}: {path} is damaged: its header must describe its model")
     tokenizer = _tokenizer(checkpoint.tensors.get("tokenizer", {}), where) if tokenizer is None else tokenizer
-    eos = tuple(i for i in saved.get("eos") or () if isinstance(i, int)) or None
+    ends = saved.get("eos")
+    eos = tuple(i for i in ends if isinstance(i, int)) if isinstance(ends, list) else None
     source = saved.get("source") if isinstance(saved.get("source"), str) else None
     if model is not None:
         return LoadedModel(model, tokenizer, eos, source)

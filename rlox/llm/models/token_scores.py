@@ -57,7 +57,7 @@ class _ChunkedScores(torch.autograd.Function):
         entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = (len(targets), len(targets), len(targets) if entropy else 0)
-        log_probs, totals, entropies = (torch.empty(n, device=logits.device) for n in sizes)
+        log_probs, totals, entropies = (torch.empty(n, dtype=torch.float32, device=logits.device) for n in sizes)
         for some in _chunks(logits, targets):
             part = _divided(logits[row[some], column[some]], temperature)
             torch.logsumexp(part, -1, out=totals[some])

@@ -413,6 +413,14 @@ class EnsembleRewardModel:
 
     __call__ = score_batch
 
-    def disagreement(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
-        """Return the standard deviation (N,) float64 over the models, without their weights."""
-        return self.score_each(prompts, completions).std(axis=0)
+    def disagreement(
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[str],
+        ended: Sequence[bool] | None = None,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Sequence[Any] | None = None,
+    ) -> np.ndarray:
+        """Return the standard deviation (N,) float64 over the models, without their weights. Arguments and errors are
+        those of `score_each`."""
+        return self.score_each(prompts, completions, ended, tools, chat_template_kwargs).std(axis=0)

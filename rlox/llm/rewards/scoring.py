@@ -22,13 +22,14 @@ class Scored(NamedTuple):
     ids: list[np.ndarray]  # (B * n), the n completions of a prompt next to each other
     texts: list[str]
     rewards: np.ndarray  # (B * n,) f64
+    ended: np.ndarray  # (B * n,) bool; False where a completion was cut off
 
 
 def texts_of(rows: Encoded, numbers: Sequence[int] | np.ndarray, model: LanguageModel) -> list[Any]:
-    """Return the original texts of the prompts `numbers`, or decode them if they were given as token ids."""
-    if rows.texts is not None:
-        return [rows.texts[i] for i in numbers]
-    return [model.decode(rows.prompts[i]) for i in numbers]
+    """Return the original texts of the prompts `numbers`; decode those that were given as token ids, or are only the
+    first token of a text."""
+    texts = [None if rows.texts is None else rows.texts[i] for i in numbers]
+    return [model.decode(rows.prompts[i]) if text is None else text for i, text in zip(numbers, texts, strict=True)]
 
 
 def completions_of(
