@@ -31,7 +31,7 @@ def worker(
     ] = False,
     max_sessions: Annotated[int, typer.Option(min=1, max=256, help="Maximum number of sessions at once.")] = 8,
     max_envs: Annotated[int, typer.Option(min=1, max=2**20, help="Maximum number of environments per session.")] = 1024,
-    max_message_mb: Annotated[int, typer.Option(min=1, max=1024, help="Maximum size of a message, in MiB.")] = 64,
+    max_message_mb: Annotated[int, typer.Option(min=1, max=64, help="Maximum size of a message, in MiB.")] = 64,
     idle_s: Annotated[
         float, typer.Option(min=1.0, max=2**31 - 1, help="End a session after this many seconds of silence.")
     ] = 60.0,

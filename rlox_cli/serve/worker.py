@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlox.envs.remote.codec import LARGEST_MESSAGE
 from rlox.envs.remote.refusals import Refusals
 from rlox.envs.remote.security import OPEN_TO_ALL, is_loopback
 from rlox.envs.remote.server import Server
@@ -67,11 +66,7 @@ def main(env: str, overrides: list[str], imports: list[str], options: Options) -
         raise UsageError(f"{wrong} must be a key of the environment, such as env.kwargs.gravity=9.8 or env.workers=4")
     _, words = split_args(overrides)
     chosen = compose_jobs([], [f"env={env}", "tuned=off", *words])[0].config.env
-    if (limit := options.max_message_mb * 2**20) > LARGEST_MESSAGE:
-        raise UsageError(
-            f"--max-message-mb must be at most {LARGEST_MESSAGE // 2**20}, the limit of learners, got "
-            f"{options.max_message_mb}"
-        )
+    limit = options.max_message_mb * 2**20
     sessions = EnvSessions(
         chosen.id, chosen.kwargs, chosen.wrappers, chosen.workers, chosen.backend, options.max_envs, limit
     )

@@ -95,7 +95,7 @@ def test_a_signal_drains_a_worker(started, number):
         (["--env", "CartPole-v1", "--tls-cert", "nowhere", "--tls-key", "K"], "must be a file that can be read"),
         (["--env", "CartPole-v1", "--token-file", "EMPTY"], "must have between 1 and"),
         (["--env", "CartPole-v1", "--tls-ca", "C"], "must be given together"),
-        (["--env", "CartPole-v1", "--max-message-mb", "65"], "--max-message-mb must be at most 64"),
+        (["--env", "CartPole-v1", "--max-message-mb", "65"], "Invalid value for '--max-message-mb'"),
     ],
 )
 def test_errors_of_the_worker(command, certificates, tmp_path, words, message):
