@@ -295,7 +295,8 @@ def test_a_worker_that_takes_long_is_named_once_and_waited_for(monkeypatch):
     with pytest.warns(RuntimeWarning) as warned:
         step = vec.step_all([0, 0, 4, 4])  # takes 1 s
     assert step["episode_length"].tolist() == [1] * 4
-    assert [str(w.message) for w in warned] == [
+    # On a busy machine, the other worker may be late, too.
+    assert [text for w in warned if "worker 1" in (text := str(w.message))] == [
         f"ParallelGymVecEnv: worker 1 (pid {pids(vec)[1]}) has not answered for 0.3 s and is waited for: environments "
         "2 to 3 of <lambda> are slow, or one of them hangs; Ctrl-C ends the wait"
     ]
