@@ -416,15 +416,8 @@ def test_probes_have_no_get_state():
 @pytest.mark.parametrize("cls", [PPO, SAC])
 def test_a_state_never_mixes_two_steps(cls):
     """If code after a step fails, observations and state are both from after the step; a replay memory lacks it."""
-    made = []
-
-    def reward_fn(obs, actions, rewards):
-        made.append(rewards)
-        if len(made) == 20:
-            raise OSError("gone")
-        return rewards
-
     options = {"n_steps": 32} if cls is PPO else {"learning_starts": 10_000}
+    reward_fn = probes.FailsOnce(20, OSError("gone"))
     algorithm = cls("Hopper-v5", 2, 5, reward_fn=reward_fn, normalize_obs=True, **options)
     with pytest.raises(OSError, match="gone"):
         algorithm.train(128)

@@ -95,17 +95,9 @@ def test_what_a_rollout_stores_is_what_the_policy_computes_step_by_step():
 
 def test_after_a_rollout_that_is_lost_new_episodes_start():
     """The memory's state is that before the rollout, but the environments have moved."""
-    calls = []
-
-    def reward_fn(obs, actions, rewards):
-        calls.append(obs)
-        if len(calls) == 7:
-            raise RuntimeError("once")
-        return rewards
-
     agent = rlox.PPO(
         lambda: probes.Countdown(50), n_envs=2, n_steps=4, batch_size=8, memory="gru", hidden_sizes=[8],
-        reward_fn=reward_fn,
+        reward_fn=probes.FailsOnce(7, RuntimeError("once")),
     )  # fmt: skip
     agent.collector.collect(agent.actor, 4)
     with pytest.raises(RuntimeError, match="once"):

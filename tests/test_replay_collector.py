@@ -118,22 +118,11 @@ def test_a_memory_without_n_step_returns_needs_no_cut():
     assert len(memory) == 2
 
 
-class FailsOnce:
-    """A reward_fn that raises in its third call."""
-
-    calls = 0
-
-    def __call__(self, obs, actions, rewards):
-        self.calls += 1
-        if self.calls == 3:
-            raise RuntimeError("once")
-        return rewards
-
-
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_after_a_step_that_is_lost_new_episodes_start(n_step):
     """The third step, which ends an episode, does not reach the memory: nothing may cross the gap."""
-    collector = ReplayCollector(lambda: probes.Countdown(3, True), n_envs=2, seed=0, reward_fn=FailsOnce())
+    reward_fn = probes.FailsOnce(3, RuntimeError("once"))
+    collector = ReplayCollector(lambda: probes.Countdown(3, True), n_envs=2, seed=0, reward_fn=reward_fn)
     collector.n_step = n_step
     memory = ReplayBuffer(100, 1, 1, n_envs=2, n_step=n_step)
     for step in range(9):

@@ -144,14 +144,7 @@ def test_an_interrupted_episode_is_truncated():
 
 def test_a_step_that_is_lost_truncates_its_episode():
     """The third step, which ends an episode, does not reach the memory."""
-    calls = []
-
-    def reward_fn(obs, actions, rewards):
-        calls.append(obs)
-        if len(calls) == 3:
-            raise RuntimeError("once")
-        return rewards
-
+    reward_fn = probes.FailsOnce(3, RuntimeError("once"))
     collector = SequenceCollector(lambda: probes.Countdown(3, True), n_envs=1, seed=0, reward_fn=reward_fn)
     agent, memory = Counting(collector.spec), memory_for(collector)
     for _ in range(2):

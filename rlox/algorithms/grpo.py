@@ -29,7 +29,7 @@ from rlox.llm.losses import (
     token_weights,
 )
 from rlox.llm.rewards.functions import Rewards
-from rlox.llm.rewards.scoring import Scored, completions_of, scores_of, texts_of
+from rlox.llm.rewards.scoring import Scored, check_columns, completions_of, scores_of, texts_of
 from rlox.llm.sampling import Completions, Settings, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.nn.modes import torch_threads
@@ -139,9 +139,7 @@ class GRPO(LLMAlgorithm):
     def _prepare_training(self) -> None:
         super()._prepare_training()
         self._require_rewards()
-        for rows in (self.rows, self.eval_rows):
-            if self.rewards is not None and rows is not None:
-                self.rewards.check_columns(rows.columns)
+        check_columns(self.rewards, self.rows, self.eval_rows)
 
     def _require_rewards(self) -> None:
         if not self.rewarded:

@@ -17,7 +17,7 @@ from rlox.config import OnlineDPOConfig
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import preference_loss, sequence_sums
 from rlox.llm.rewards.preferences import Preferences
-from rlox.llm.rewards.scoring import Scored, completions_of, texts_of
+from rlox.llm.rewards.scoring import Scored, check_columns, completions_of, texts_of
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.nn.modes import torch_threads
 from rlox.nn.transfers import send, send_numbers
@@ -113,9 +113,7 @@ class OnlineDPO(LLMAlgorithm):
     def _prepare_training(self) -> None:
         super()._prepare_training()
         self.preferences.require()
-        for rows in (self.rows, self.eval_rows):
-            if self.preferences.rewards is not None and rows is not None:
-                self.preferences.rewards.check_columns(rows.columns)
+        check_columns(self.preferences.rewards, self.rows, self.eval_rows)
 
     def batch(self, rows: Encoded, numbers: np.ndarray, streams: np.ndarray | None = None) -> JudgedPairs:
         """Sample two completions of each of the prompts `numbers`, and return the judged pairs.

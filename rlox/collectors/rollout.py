@@ -448,7 +448,8 @@ class RolloutCollector(Collector):
             try:
                 limits, reached, limit_memories = self._step_by_step(sampler, obs, actions, frames, results, masks)
             except BaseException as e:
-                self._raw = self._raw if sampler.memory is None else None  # a memory's state is that before the rollout
+                if sampler.memory is not None:
+                    self._raw = None  # new episodes start, since the memory's state is that before the rollout
                 if isinstance(e, RuntimeError):
                     self._refuse_width(e, policy)
                 raise

@@ -19,7 +19,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.td3_bc": "50157925985a47a8 82a85f74fd2eab15",
     "rlox.checkpoint.counters": "2c46682c3de206a6 7c5deea6749ff7dc",
     "rlox.collectors.replay": "cbfe97b22e86da14 a0c668d2d3aca576",
-    "rlox.collectors.rollout": "bf5f4aebf7e3fd32 8868f6068e529410",
+    "rlox.collectors.rollout": "f0091cc18e526c0f 59c4a9518dec2910",
     "rlox.collectors.whole_sequences": "2b646f632dc25e1e c0c90851db313d63",
     "rlox.envs.spec": "e50b4b9763686bf5 4ad3d67c61dccd9d",
     "rlox.envs.tensor.sums": "50dccdb3fc28c7a9 aa149c6c38948fac",
@@ -46,6 +46,6 @@ COMPARED: dict[str, str] = {
     "rlox.training.backend": "a8405b2332b313a8 dd93724c6a659e8d",
     "rlox.training.off_policy": "d6d3ce72fccb1933 eaeccd74165b10e3",
     "rlox.training.offline": "f522279e42d438ae c6d3936ae00c63c3",
-    "rlox.training.on_policy": "b4164d69ae6f156b 8dd6e67a157740a3",
+    "rlox.training.on_policy": "171a84b427d04e0c 8dd6e67a157740a3",
     "rlox.training.replay": "406eecf57c725cff a26aef299b9e0d38",
 }

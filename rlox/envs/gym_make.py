@@ -170,6 +170,15 @@ def make_fresh_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers:
     return make_gym_env(copy, None, wrappers)
 
 
+def limit_of_layers(env: Any) -> int | None:
+    """Return the smallest TimeLimit among a gymnasium environment and its wrappers, in steps; None without one."""
+    limits = []
+    while env is not None:
+        limits.append(getattr(env, "_max_episode_steps", None))
+        env = getattr(env, "env", None)
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+
+
 def _from_id(env: str, kwargs: dict[str, Any]):
     import gymnasium
     from gymnasium import error

@@ -14,7 +14,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.config import MOST_AT_ONCE, integer, require
 from rlox.envs import env_name, is_vectorised, make_vec_env
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
-from rlox.envs.gym_make import make_fresh_gym_env
+from rlox.envs.gym_make import limit_of_layers, make_fresh_gym_env
 from rlox.envs.masks import MASK, WrongMask, find_masks, without_mask
 from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter, check_actions
@@ -290,10 +290,7 @@ def _play_gym(
     env = make_fresh_gym_env(env_id, kwargs, wrappers)
     returns, lengths, n_cut = np.zeros(n_episodes), np.zeros(n_episodes, np.int64), 0
     # The spec of an environment without an id is None, so the limit is that of its wrapper TimeLimit.
-    limits, layer = [getattr(env.spec, "max_episode_steps", None)], env
-    while layer is not None:
-        limits.append(getattr(layer, "_max_episode_steps", None))
-        layer = getattr(layer, "env", None)
+    limits = (getattr(env.spec, "max_episode_steps", None), limit_of_layers(env))
     limit = episodes.step_limit(min((n for n in limits if isinstance(n, int) and n > 0), default=None))
     hook, answer, action = "reset", UNANSWERED, None
     try:

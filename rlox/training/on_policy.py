@@ -32,8 +32,7 @@ def on_policy(algorithm) -> dict[str, float]:
     Raises
     ------
     FloatingPointError
-        When a metric of an update is not finite: the weights can then no longer be trusted. Saved files are not
-        touched.
+        When a metric of an update is not finite: the weights cannot be trusted then. Saved files are not touched.
     """
     c, callbacks, ranks = algorithm.counters, algorithm.callbacks, algorithm.ranks
     hooks = ranks if ranks.joined else callbacks  # ranks call hooks, and learn their answers, together

@@ -19,6 +19,7 @@ from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import one_line
 from rlox.config import BufferConfig, DatasetConfig, EvalConfig, MmapBufferConfig, RunConfig
 from rlox.envs import is_vectorised, make_vec_env
+from rlox.envs.gym_make import limit_of_layers
 from rlox.envs.registry import ZOO, find_module
 from rlox.envs.tensor import table as tensor_table
 from rlox.evaluation.episodes import LEAST_STEPS, TIMES_LONGEST
@@ -179,10 +180,8 @@ class Environment(Family):
         if env.native or getattr(env, "max_episode_steps", None):
             return env.max_episode_steps or None
         known = [*_list_limits(algorithm)]
-        layer = env.envs[0] if getattr(env, "envs", None) else None
-        while layer is not None:
-            known.append(getattr(layer, "_max_episode_steps", None))
-            layer = getattr(layer, "env", None)
+        if getattr(env, "envs", None):
+            known.append(limit_of_layers(env.envs[0]))
         return min((limit for limit in known if isinstance(limit, int) and limit > 0), default=None)
 
     def rollout_bytes(self, config: RunConfig, spec: Any) -> int:

@@ -31,6 +31,20 @@ class ConstantReward(gymnasium.Env):
         return np.zeros(1, np.float32), 1.0, False, self.t >= self.limit, {}
 
 
+class FailsOnce:
+    """A reward_fn that raises `error` in its call number `at` and otherwise returns the rewards unchanged."""
+
+    def __init__(self, at, error):
+        self.at, self.error = at, error
+        self.calls = 0
+
+    def __call__(self, obs, actions, rewards):
+        self.calls += 1
+        if self.calls == self.at:
+            raise self.error
+        return rewards
+
+
 class Countdown(gymnasium.Env):
     """Observation = steps so far; ends after `limit` steps, by termination or by a time limit. Reward 1 a step.
 

@@ -25,6 +25,13 @@ class Scored(NamedTuple):
     ended: np.ndarray  # (B * n,) bool; False where a completion was cut off
 
 
+def check_columns(rewards: Rewards | None, *datasets: Encoded | None) -> None:
+    """Call `Rewards.check_columns` for each dataset that is there; do nothing without reward functions."""
+    for rows in datasets:
+        if rewards is not None and rows is not None:
+            rewards.check_columns(rows.columns)
+
+
 def texts_of(rows: Encoded, numbers: Sequence[int] | np.ndarray, model: LanguageModel) -> list[Any]:
     """Return the original texts of the prompts `numbers`; decode those that were given as token ids, or are only the
     first token of a text."""
