@@ -7,6 +7,7 @@ import codecs
 import faulthandler
 import os
 import sys
+import warnings
 from functools import cache
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ import typer
 import typer.main
 
 from rlox.processes.child import kill_forks
+from rlox.processes.interpreter import format_warning
 from rlox_cli.commands.bench import bench
 from rlox_cli.commands.collect import collect
 from rlox_cli.commands.compare import compare
@@ -107,6 +109,7 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     atexit.register(kill_forks)
     open_streams()
+    warnings.formatwarning = format_warning
     faulthandler.enable(2)  # an interpreter that dies prints which code was running, such as an environment's
     if "" in (words := sys.argv[1:]):
         # Often an unset shell variable. As a path, '' would mean the working directory.

@@ -470,6 +470,9 @@ def test_the_settings_of_sb3():
     assert recorded.items() <= found["kw"].items()
     assert found["kw"]["clip_range"] == {"falls_from": 0.2}
     assert found["kw"]["learning_rate"] == {"falls_from": 0.001}
+    assert "max_steps" not in found  # a recording from before this setting has equal ones
+    (job,) = compose_jobs([], ["algo=ppo", "env=CartPole-v1", "eval.max_steps=40"])
+    assert settings_of(job.config, job.algo) == {**found, "max_steps": 40}
     (job,) = compose_jobs([], ["algo=dqn", "env=CartPole-v1", "algo.double_dqn=true"])
     with pytest.raises(UsageError, match=r"no counterpart for algo.double_dqn"):
         settings_of(job.config, job.algo)

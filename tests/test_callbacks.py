@@ -173,6 +173,13 @@ def test_a_training_that_went_back_to_another_checkpoint_saves_last_at_once(tmp_
     assert go_on("best.safetensors") == 128
 
 
+def test_a_resumed_training_reads_its_checkpoint_once(tmp_path, monkeypatch):
+    small(callbacks=[CheckpointCallback(tmp_path)]).train(128)
+    agent = PPO.from_checkpoint(tmp_path / "last.safetensors", callbacks=[CheckpointCallback(tmp_path)])
+    monkeypatch.setattr("hashlib.sha256", lambda *_: pytest.fail("the contents are read again"))
+    agent.callbacks.on_training_start(algorithm=agent)
+
+
 def test_a_checkpoint_that_cannot_be_written_ends_the_training(tmp_path):
     (tmp_path / "file").touch()
     ppo = small(callbacks=[CheckpointCallback(tmp_path / "file" / "checkpoints", every_steps=128)])

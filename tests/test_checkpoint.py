@@ -21,7 +21,15 @@ from torch import nn
 
 import rlox
 from rlox.algorithms import ALGORITHMS, PPO, resolve
-from rlox.checkpoint import Checkpoint, decode_value, encode_value, load_checkpoint, save_checkpoint, trained_for
+from rlox.checkpoint import (
+    Checkpoint,
+    decode_value,
+    encode_value,
+    load_checkpoint,
+    read_header,
+    save_checkpoint,
+    trained_for,
+)
 from rlox.checkpoint.file import _digest
 from rlox.checkpoint.values import Lost
 
@@ -92,6 +100,21 @@ def test_any_damage_is_detected(saved, tmp_path):
         path.write_bytes(data[:size])
         with pytest.raises(ValueError, match="load_checkpoint: "):
             load_checkpoint(path)
+
+
+def test_a_header_is_read_without_the_contents(saved, tmp_path):
+    data, path = saved[0].read_bytes(), tmp_path / "damaged.safetensors"
+    header = load_checkpoint(saved[0]).header
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert read_header(saved[0]) == read_header(path) == header
+    for wrong in (b"", data[:7], data[:500], data[:-1], data + b"0", data.replace(b"n_envs", b"m_envs")):
+        path.write_bytes(wrong)
+        with pytest.raises(ValueError, match=f"load_checkpoint: {path}"):
+            read_header(path)
+    with pytest.raises(ValueError, match="its header lacks absent"):
+        read_header(saved[0], ("absent",))
+    with pytest.raises(FileNotFoundError, match="no file"):
+        read_header(tmp_path / "absent.safetensors")
 
 
 def test_foreign_files_are_errors_and_no_code_runs(saved, tmp_path):

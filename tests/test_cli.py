@@ -24,6 +24,7 @@ from rlox.checkpoint import load_checkpoint
 from rlox.envs.gym_make import register_atari
 from rlox_cli.config.compose import compose_jobs
 from rlox_cli.config.overrides import split_args
+from rlox_cli.config.schema import with_env
 from rlox_cli.main import app
 
 SMALL = ["total_timesteps=1500", "eval.n_episodes=3", "eval.n_points=3"]
@@ -595,6 +596,26 @@ def test_cp_prints_a_command_that_works(name, several, command):
     assert not code
     (line,) = re.findall(r"use it with +rlox train (.*)", printed)
     assert (len(compose_jobs(*split_args(shlex.split(line)))) > 1) == several
+
+
+@pytest.mark.parametrize("name", ["algo/bc", "tuned/iql/Pendulum-v1"])
+def test_cp_names_the_dataset_that_an_algorithm_needs(name, command):
+    code, printed, _ = command("cp", name)
+    assert not code
+    (line,) = re.findall(r"use it with +rlox train (.*)", printed)
+    assert line.endswith(" dataset=data/medium.arrow")
+    assert not command("collect", "--env", "Pendulum-v1", "--steps", "9", "--out", "data/medium.arrow")[0]
+    flags, overrides = split_args(shlex.split(line))
+    (job,) = compose_jobs(flags, with_env(overrides))
+    assert (job.algo, job.config.env.id) == (name.split("/")[1], "Pendulum-v1")
+
+
+@pytest.mark.parametrize("algo", ["sft", "grpo"])
+def test_cp_names_what_a_language_model_needs(algo, command):
+    code, printed, _ = command("cp", f"algo/{algo}")
+    assert not code
+    assert f"rlox train -cd conf algo={algo} model=FOLDER dataset=data/rows.jsonl" in printed
+    assert ("reward=my_package:score --import my_package" in printed) == (algo == "grpo")
 
 
 @pytest.mark.slow

@@ -151,6 +151,26 @@ def test_a_later_reset_seeds_only_with_a_seed():
         assert np.array_equal(env.reset_all(seed=1), first)
 
 
+def test_new_episodes_of_a_resumed_run_are_not_its_first_ones_again(tmp_path):
+    seen, starts = [], []
+
+    def reward(obs, actions, rewards):
+        seen.append(obs.tolist())
+        return rewards
+
+    settings = {"env_backend": "envpool", "reward_fn": reward, "n_steps": 8, "batch_size": 16, "hidden_sizes": [8]}
+    ppo = PPO("CartPole-v1", 2, 5, **settings)
+    for _ in range(3):
+        ppo.train(16)
+        starts += seen[0]
+        seen.clear()
+        ppo.save(tmp_path / "a.safetensors")
+        ppo.close()
+        ppo = PPO.from_checkpoint(tmp_path / "a.safetensors", reward_fn=reward)
+    ppo.close()
+    assert len(set(map(tuple, starts))) == 6
+
+
 def test_a_worker_takes_the_seed_of_the_learner():
     server = Server({"env": EnvSessions("CartPole-v1", backend="envpool")}).start()
     with EnvPoolVecEnv("CartPole-v1", 2, 7) as local, RemoteEnvPool([f"127.0.0.1:{server.port}"], None, 2, 7) as pool:

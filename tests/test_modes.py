@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from rlox.algorithms import A2C, APPO, DQN, IMPALA, PPO, SAC, TD3
+from rlox.callbacks import Callback
 from rlox.collectors import RolloutCollector
 from rlox.evaluation.episodes import evaluate
 from rlox.evaluation.evaluator import make_job, play
@@ -101,6 +102,33 @@ def test_target_networks_stay_in_evaluation_mode(cls):
     assert network.seen == {EVALUATED}
     # They follow the statistics of batch normalisation too.
     assert network.layers[1].running_mean.all()
+
+
+class Drawing(Policy):
+    """Draws in each pass, also for the most likely action."""
+
+    def mode(self, obs):
+        return (self.actor(obs) + torch.rand(2)).argmax(-1)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_custom_module_that_draws_is_evaluated_by_the_seed_and_trains_the_same(deterministic):
+    def trained(*callbacks):
+        torch.manual_seed(1)
+        ppo = PPO("CartPole-v1", 2, 1, Drawing(), callbacks=callbacks, n_steps=16, batch_size=16)
+        ppo.train(64)
+        return ppo
+
+    class Evaluate(Callback):
+        def on_step(self, algorithm, step, reward, metrics):
+            algorithm.evaluate(1, deterministic=deterministic)
+            return True
+
+    plain, evaluated = trained(), trained(Evaluate())
+    for name, array in plain._weights().items():
+        np.testing.assert_array_equal(evaluated._weights()[name], array, err_msg=name)
+    first, again, other = (plain.evaluate(5, seed, deterministic).returns.tolist() for seed in (1, 1, 2))
+    assert first == again != other
 
 
 def test_a_hand_written_loop_keeps_the_mode_of_its_policy():

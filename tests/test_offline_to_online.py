@@ -266,8 +266,13 @@ def test_what_cannot_be_mixed_is_refused(kind, tmp_path):
         start.init_from(tmp_path / "bc")
     tanh, _ = taught(TD3BC, activation="tanh")
     tanh.save(tmp_path / "tanh")
-    with pytest.raises(ValueError, match="activation must be the checkpoint's, tanh"):
-        start.init_from(tmp_path / "tanh")
+    for other in (start, taught(TD3BC)[0]):
+        with pytest.raises(ValueError, match="activation must be the checkpoint's, tanh"):
+            other.init_from(tmp_path / "tanh")
+    for name in ("normalize_rewards", "unit_norm"):  # which the critics of a dataset have not learned with
+        start = kind(probes.Levers, **{**SMALL, "hidden_sizes": [32, 32], "activation": "tanh", name: True})
+        with pytest.raises(ValueError, match=f"{name} must be the checkpoint's, False, got True"):
+            start.init_from(tmp_path / "tanh")
     with pytest.raises(ValueError, match=r"^TD3BC.from_checkpoint: activation must be the checkpoint's, tanh"):
         TD3BC.from_checkpoint(tmp_path / "tanh", env_id=probes.Levers, activation="relu")
 

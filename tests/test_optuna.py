@@ -141,8 +141,12 @@ def test_spaces_of_a_search(arguments, searched, tmp_path):
         (["hydra.sweeper.n_trails=9"], r"n_trails.*n_trials"),
         (["algo=dqn", "algo.learning_starts=0,900000"], r"learning_starts must be below total_timesteps"),
         (
-            ["algo.n_steps=32,64", "algo.batch_size=${.n_steps}"],
-            r"algo.batch_size must not depend on a searched key in a search, got \$\{.n_steps\}; type its value",
+            ["algo.n_steps=32,64", "total_timesteps=${algo.n_steps}000"],
+            r"total_timesteps must not depend on a searched key in a search, got \$\{algo.n_steps\}000; type its value",
+        ),
+        (
+            ["algo.n_steps=32,64", "algo.batch_size=${.n_epochs}", "algo.n_epochs=${.n_steps}"],
+            r"algo.batch_size must not depend on a searched key in a search, got \$\{.n_epochs\}; type its value",
         ),
         (
             ["algo.gamma=0.9,0.99", "hydra.sweeper.n_seeds=2", "total_timesteps=1${seed}000"],
@@ -158,6 +162,19 @@ def test_invalid_searches_are_errors_before_anything_runs(arguments, reported):
 def test_a_reference_that_is_the_same_in_all_runs_is_allowed():
     words = ["algo.gamma=0.9,0.99", "algo.batch_size=${algo.n_steps}", "total_timesteps=1${seed}000"]
     assert len(compose_jobs(["-m"], [*OPTUNA[1:], *words])) == 2
+
+
+@pytest.mark.slow
+def test_values_may_refer_to_searched_ones(tmp_path):
+    words = ["algo.n_steps=32,64", "algo.batch_size=${.n_steps}", "algo.gamma=interval(0.9,0.99)"]
+    words += ["algo.gae_lambda=${algo.gamma}", "total_timesteps=1024", "eval.n_points=1", "hydra.sweep.dir=sweep"]
+    rlox(tmp_path, "train", *OPTUNA, *RUNS, *words, "hydra.sweeper.n_trials=2")
+    rlox(tmp_path, "sweep", "resume", "sweep", "hydra.sweeper.n_trials=4")
+    algos = [job.config["algo"] for job in ledger(tmp_path)]
+    assert len({algo["gamma"] for algo in algos}) == 4
+    assert all(algo["batch_size"] == algo["n_steps"] and algo["gae_lambda"] == algo["gamma"] for algo in algos)
+    best = compose_jobs(["-cd", str(tmp_path / "sweep")], ["experiment=best"])[0].config.algo
+    assert (best.batch_size, best.gae_lambda) == (best.n_steps, best.gamma)
 
 
 def test_a_range_of_decimal_fractions_ends_where_it_says():

@@ -117,6 +117,16 @@ OBSERVATIONS = {
 }
 
 
+def test_a_deterministic_policy_takes_the_same_action_when_it_is_to_sample():
+    """Not with the noise of its training, which is as large in checkpoints."""
+    td3, obs = TD3("Pendulum-v1", seed=1, exploration_noise=0.5), np.full(3, 0.5, np.float32)
+    expected = td3.predict(obs)
+    np.testing.assert_array_equal(td3.predict(obs, deterministic=False), expected)
+    np.testing.assert_array_equal(td3.session(deterministic=False).predict(obs), expected)
+    sac = SAC("Pendulum-v1", seed=1)
+    assert sac.session(deterministic=False).predict(obs) != sac.session().predict(obs)
+
+
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 def test_observations_of_the_environment_are_accepted(kind):
     space = OBSERVATIONS[kind]

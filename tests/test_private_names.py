@@ -1,12 +1,18 @@
 """The public names of an algorithm are few and can be read; its private ones are written by itself alone."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 import rlox
 import rlox_cli
+from rlox.collectors import ReplayCollector
+from rlox.collectors.exploration import ActionNoise
+from rlox.evaluation import evaluate
+from rlox.multi_agent.native import NativeMultiAgentVecEnv
 
 ROOTS = [Path(rlox.__file__).parent, Path(rlox_cli.__file__).parent]
 
@@ -44,8 +50,31 @@ def test_load_returns_any_saved_agent(tmp_path):
 
 def test_old_names_are_aliases():
     agent = rlox.PPO("CartPole-v1", 1, env_kwargs={"max_episode_steps": 9})
-    with pytest.warns(DeprecationWarning, match="env_kwargs of an algorithm is now env_options.kwargs"):
-        assert agent.env_kwargs == {"max_episode_steps": 9}
+    collector = ReplayCollector("Pendulum-v1")
+    noise = ActionNoise(collector.spec, 1, std=0.1, correlation=0.0)
+    with pytest.warns(DeprecationWarning, match=r"^action_noise is deprecated, .* use exploration$"):
+        collector.action_noise = noise
+    assert collector.exploration is noise
+    for old, new, get, value in (
+        ("env_kwargs of an algorithm", "env_options.kwargs", lambda: agent.env_kwargs, {"max_episode_steps": 9}),
+        ("action_noise", "exploration", lambda: collector.action_noise, noise),
+        ("rlox.collectors.evaluate", "rlox.evaluation.evaluate", lambda: rlox.collectors.evaluate, evaluate),
+        ("why_not", "unrestorable_reason", lambda: NativeMultiAgentVecEnv("GridPursuit-v0").why_not, None),
+        ("rlox.envs.spec_of(env)", "env.spec", lambda: rlox.envs.spec_of(collector.env), collector.env.spec),
+    ):
+        text = f"{old} is deprecated, and will be removed in rlox 0.14.0; use {new}"
+        with pytest.warns(DeprecationWarning, match=f"^{re.escape(text)}$") as caught:
+            assert get() == value
+        assert [one.filename for one in caught] == [__file__]
+
+
+def test_old_names_are_removed_in_time():
+    versions = re.findall(
+        r'"(\d+\.\d+\.\d+)"',
+        "".join(line for path in ROOTS[0].rglob("*.py") for line in path.open() if "warn_renamed(" in line),
+    )
+    assert versions
+    assert [version for version in versions if Version(version) <= Version(rlox.__version__)] == []
 
 
 # Attributes of objects of gymnasium and Transformers, which offer no other way to set them, or only a slow one.

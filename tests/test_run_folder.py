@@ -199,6 +199,10 @@ def test_a_folder_is_continued_or_refused_and_never_overwritten(tmp_path):
     other.save(tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="which contains a run"):
         rlox.PPO.from_checkpoint(tmp_path / "other.safetensors", logger=folder).train(64)
+    same = ppo(logger=tmp_path / "same")
+    same.train(96)
+    with pytest.raises(ValueError, match="which contains a run"):
+        rlox.PPO.from_checkpoint(tmp_path / "same/checkpoints/last.safetensors", logger=folder).train(32)
     assert (folder / "metrics.jsonl").read_bytes() == before
     agent.train(32)
     again = rlox.PPO.from_checkpoint(folder / "checkpoints" / "last.safetensors", logger=folder, learning_rate=1e-5)

@@ -5,7 +5,7 @@ import numpy as np
 cimport numpy as cnp
 from libc.string cimport memcpy, memset
 
-from rlox.kernels.checks cimport as_array, as_index
+from rlox.kernels.checks cimport as_array, as_flag, as_index
 from rlox.kernels.types cimport i64, u8, u32, u64
 
 cnp.import_array()
@@ -95,16 +95,16 @@ cdef cnp.ndarray as_tokens(object value, str where, str name):
     return np.ascontiguousarray(array, np.uint32)
 
 
-cdef void check_lengths(cnp.ndarray lengths, i64 capacity, str name) except *:
+cdef void check_lengths(cnp.ndarray lengths, i64 capacity) except *:
     cdef const i64* length = <const i64*>cnp.PyArray_DATA(lengths)
     cdef Py_ssize_t i
     for i in range(cnp.PyArray_DIM(lengths, 0)):
         if length[i] < 0:
-            raise ValueError(f"pack_sequences: lengths must be at least 0, got {length[i]} at {i}")
+            raise ValueError(f"pack_sequences: the lengths in sequences must be at least 0, got {length[i]} at {i}")
         if length[i] > capacity:
             raise ValueError(
-                f"pack_sequences: every length must be at most {name} {capacity}, got {length[i]} at {i}; "
-                f"shorten the sequence, or increase {name}"
+                f"pack_sequences: sequences[{i}] must have at most max_length {capacity} tokens, got {length[i]}; "
+                "shorten it, or increase max_length"
             )
 
 
@@ -119,12 +119,12 @@ cdef list pack_tokens(object sequences, i64 capacity):
     cdef u32* positions_data
     cdef u32* mask_data
     for i in range(n):
-        tokens = as_tokens(sequences[i], "pack_sequences", "a sequence")
+        tokens = as_tokens(sequences[i], "pack_sequences", f"sequences[{i}]")
         arrays[i] = tokens
         length[i] = cnp.PyArray_DIM(tokens, 0)
     if n == 0:
         return []
-    check_lengths(lengths, capacity, "max_length")
+    check_lengths(lengths, capacity)
     cdef cnp.ndarray memory = place(lengths, capacity, &bins)
     cdef const i64* order_data = <const i64*>cnp.PyArray_DATA(memory)
     cdef const i64* bin_data = order_data + n
@@ -175,7 +175,7 @@ cdef tuple pack_lengths(cnp.ndarray lengths, i64 capacity):
     cdef Py_ssize_t n = cnp.PyArray_DIM(lengths, 0)
     cdef Py_ssize_t i, j, bins
     cdef i64 at
-    check_lengths(lengths, capacity, "max_length")
+    check_lengths(lengths, capacity)
     cdef cnp.ndarray memory = place(lengths, capacity, &bins)
     packed = np.full((bins, capacity), -1, np.int64)
     positions = np.zeros((bins, capacity), np.int64)
@@ -235,7 +235,7 @@ def pack_sequences(sequences, max_length):
         return pack_tokens(sequences, capacity)
     if isinstance(sequences, cnp.ndarray) and sequences.ndim == 1 and sequences.dtype.kind != "O":
         if sequences.dtype.kind not in "iu" and sequences.size:
-            raise TypeError(f"pack_sequences: lengths must be integers, got dtype {sequences.dtype}")
+            raise TypeError(f"pack_sequences: the lengths in sequences must be integers, got dtype {sequences.dtype}")
         return pack_lengths(np.ascontiguousarray(sequences, np.int64), capacity)
     if not hasattr(sequences, "__len__") or isinstance(sequences, (str, bytes, dict)):
         raise TypeError(
@@ -243,7 +243,7 @@ def pack_sequences(sequences, max_length):
             f"{type(sequences).__name__}"
         )
     if len(sequences) and hasattr(sequences[0], "__index__") and not isinstance(sequences[0], cnp.ndarray):
-        lengths = [as_index(length, "pack_sequences", "lengths") for length in sequences]
+        lengths = [as_index(length, "pack_sequences", f"sequences[{i}]") for i, length in enumerate(sequences)]
         # Clamped, because lengths that do not fit into 63 bits do not fit into max_length either.
         return pack_lengths(np.array([min(max(x, -1), 1 << 40) for x in lengths], np.int64), capacity)
     return pack_tokens(sequences, capacity)
@@ -274,7 +274,7 @@ def packed_attention_mask(packed, causal=True):
         (rows, L) integers as from ``pack_sequences(lengths, L)[0]``: the sequence at each slot, -1 for
         padding. The slots of a sequence are adjacent.
     causal
-        Whether a slot attends only to itself and to earlier slots.
+        Whether a slot attends only to itself and to earlier slots: True or False.
 
     Returns
     -------
@@ -285,9 +285,9 @@ def packed_attention_mask(packed, causal=True):
     Raises
     ------
     ValueError
-        If `packed` is not 2-D.
+        If `packed` is not 2-D, or `causal` is a number other than 0 and 1.
     TypeError
-        If `packed` does not contain integers.
+        If `packed` does not contain integers, or `causal` is not a flag.
     """
     indices = as_array(packed, "packed_attention_mask", "packed")
     if indices.ndim != 2:
@@ -300,7 +300,7 @@ def packed_attention_mask(packed, causal=True):
     mask = np.zeros((rows, length, length), bool)
     cdef u8* mask_data = <u8*>cnp.PyArray_DATA(<cnp.ndarray>mask)
     cdef const i64* index_data = <const i64*>cnp.PyArray_DATA(index)
-    cdef bint causal_ = bool(causal)
+    cdef bint causal_ = as_flag(causal, "packed_attention_mask", "causal")
     with nogil:
         block_mask(rows, length, index_data, causal_, mask_data)
     return mask

@@ -70,7 +70,7 @@ class ActorCriticAlgorithm(OffPolicyAlgorithm):
                 f"{type(self).__name__}: critic_norm and actor_norm must be none or layer with distributed=ddp, since "
                 "each rank would have the statistics of its own part of a batch"
             )
-        dropout = Dropout(c.dropout, Rng(self.seed, Stream.DROPOUT)) if c.dropout else None
+        dropout = Dropout(c.dropout, self.ranks.rng(self.seed, Stream.DROPOUT)) if c.dropout else None
         self.critics = self.keep("critics", self._make_ensemble(rng, dropout).to(self.device))
         if c.unit_norm:
             self.critics.scale_units_()

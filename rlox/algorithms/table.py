@@ -123,9 +123,9 @@ def load(path: str | os.PathLike, **arguments: Any) -> Any:
     >>> rlox.PPO("CartPole-v1", n_envs=1).save("agent.safetensors")  # doctest: +SKIP
     >>> rlox.load("agent.safetensors").evaluate(10)  # doctest: +SKIP
     """
-    from rlox.checkpoint import load_checkpoint
+    from rlox.checkpoint import read_header
 
-    name = load_checkpoint(path, mapped=True).header["algorithm"]
+    name = read_header(path)["algorithm"]
     return class_of(name, f"load: {path} must contain a known algorithm").from_checkpoint(path, **arguments)
 
 

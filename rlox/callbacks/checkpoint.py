@@ -13,7 +13,7 @@ from typing import Any
 
 from rlox.callbacks.base import Callback, _algorithm, _finite, _HandWritten, _number
 from rlox.callbacks.evaluation import EvalCallback
-from rlox.checkpoint import load_checkpoint
+from rlox.checkpoint import read_header
 
 
 class _Write(threading.Thread):
@@ -108,7 +108,7 @@ class CheckpointCallback(Callback):
                 # A training that went back to another checkpoint must not be resumed from the one that it left.
                 kept: dict[str, int] = {}
                 with suppress(ValueError):  # a damaged file is replaced, too
-                    kept = load_checkpoint(path, mapped=True).header["counters"]
+                    kept = read_header(path)["counters"]
                 if any(kept.get(name) != getattr(algorithm.counters, name) for name in ("env_steps", "updates")):
                     self._saved_step = -1
                     self.save_last(algorithm)

@@ -39,6 +39,12 @@ class _Pending:
     worker: EvaluationWorker
 
 
+def step_limit(algorithm: Any) -> int | None:
+    """Return the `max_steps` of the algorithm's evaluations, for other episodes at an evaluation; None if not set."""
+    callbacks = algorithm.callbacks.callbacks
+    return next((each.max_steps for each in callbacks if isinstance(each, EvalCallback) and each.max_steps), None)
+
+
 def _count(value: Any) -> int:
     if not is_count(value):
         raise ValueError(f"{one_line(value, 40)!r} is no count")

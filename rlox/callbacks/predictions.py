@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.callbacks.base import Callback
+from rlox.callbacks.evaluation import step_limit
 from rlox.evaluation.pictures import save_in
 from rlox.evaluation.predictions import EpisodesTooShort, open_loop
 
@@ -15,8 +16,8 @@ from rlox.evaluation.predictions import EpisodesTooShort, open_loop
 class PredictionsCallback(Callback):
     """Lets the model predict parts of new episodes at each evaluation, draws them, and logs the error.
 
-    The episodes are separate from the evaluation, but use its seed. Each time, the picture is replaced:
-    ``predictions.gif`` for images, ``predictions.png`` for vectors.
+    The episodes are separate from the evaluation, but use its seed, and the `max_steps` of the algorithm's
+    `EvalCallback`. Each time, the picture is replaced: ``predictions.gif`` for images, ``predictions.png`` for vectors.
 
     Parameters
     ----------
@@ -53,7 +54,9 @@ class PredictionsCallback(Callback):
             return
         self._drawn = step
         try:
-            prediction = open_loop(algorithm, self.n_episodes, evaluation.seed, evaluation.deterministic)
+            limit = step_limit(algorithm)
+            seed, deterministic = evaluation.seed, evaluation.deterministic
+            prediction = open_loop(algorithm, self.n_episodes, seed, deterministic, max_steps=limit)
         except EpisodesTooShort as e:
             if not self._warned:
                 warnings.warn(f"no predictions are drawn: {e}", RuntimeWarning, stacklevel=2)

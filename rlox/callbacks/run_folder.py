@@ -19,7 +19,7 @@ from rlox import tracking
 from rlox.callbacks.checkpoint import CheckpointCallback
 from rlox.callbacks.evaluation import EvalCallback
 from rlox.callbacks.loggers import RecordLogger
-from rlox.checkpoint import load_checkpoint, one_line, run_files, versions
+from rlox.checkpoint import one_line, read_header, run_files, versions
 from rlox.collectors import reward_name
 from rlox.config import (
     DatasetConfig,
@@ -75,7 +75,8 @@ class RunFolder:
         Raises
         ------
         ValueError
-            If the folder contains a run, and this training is a new one or has another algorithm, environment or seed.
+            If the folder contains a run, and this training is a new one, has another algorithm, environment or seed, or
+            was restored from a checkpoint in the folder of another run.
         RuntimeError
             If another process trains in the folder.
         """
@@ -86,7 +87,7 @@ class RunFolder:
             # The last checkpoint needs the memory's file, which would be temporary.
             memory.choose_folder(self.path)
         plain = json.loads(json.dumps(to_plain(_run_config(algorithm, self.trackers), algorithm.name), default=str))
-        changed = self._changes(plain, step, type(algorithm).__name__)
+        changed = self._changes(plain, self._is_other(algorithm), type(algorithm).__name__)
         record = Record(
             self.path, versions=versions(algorithm.device), resume_step=step or None, changed=changed or None
         )
@@ -108,7 +109,16 @@ class RunFolder:
             c = algorithm.counters
             record.end(c.steps, "finished", f"stopped early: {early}" if c.steps < c.end else "")
 
-    def _changes(self, plain: dict[str, Any], step: int, cls: str) -> dict[str, Any]:
+    def _is_other(self, algorithm: Any) -> bool:
+        """Return whether `algorithm` is new, or was restored from a checkpoint in the folder of another run."""
+        assert self.path is not None
+        origin: Path | None = getattr(algorithm, "_restored_from", None)
+        if algorithm.counters.steps == 0 or origin is None:
+            return algorithm.counters.steps == 0
+        run = origin.resolve().parent  # has no record if the checkpoint was copied out of its run
+        return run != self.path.resolve() and (run / FILE).is_file()
+
+    def _changes(self, plain: dict[str, Any], other: bool, cls: str) -> dict[str, Any]:
         """Return the settings that differ from those of the run in the folder; none for a new folder.
 
         Raises
@@ -121,7 +131,7 @@ class RunFolder:
         if record is None or not record.st_size:
             return {}
         changes = dict(differences(read_config(self.path), plain))
-        if self._callbacks is None and (step == 0 or any(name in changes for name in _ONE_RUN)):
+        if self._callbacks is None and (other or any(name in changes for name in _ONE_RUN)):
             raise ValueError(
                 f"{self.where}: logger must be a new folder, got {self.path}, which contains a run; choose another, or "
                 f"continue that run with {cls}.from_checkpoint('{self.path}/checkpoints/last.safetensors', "
@@ -148,7 +158,7 @@ def best_score(folder: Path) -> float:
     if not run_files.is_file(folder, "checkpoints/best.safetensors"):
         return -math.inf
     path = folder / "checkpoints" / "best.safetensors"
-    evaluation = load_checkpoint(path).header.get("evaluation")
+    evaluation = read_header(path).get("evaluation")
     score = evaluation.get("mean_return") if isinstance(evaluation, dict) else None
     if not isinstance(score, (int, float)) or not math.isfinite(score):
         raise ValueError(f"{path} must hold the evaluation it was saved for, got none; restore or delete it")

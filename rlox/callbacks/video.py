@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.callbacks.base import Callback
-from rlox.callbacks.evaluation import EvalCallback
+from rlox.callbacks.evaluation import step_limit
 from rlox.evaluation.video import VideoWriter, render_fps
 
 
@@ -51,9 +51,8 @@ class VideoCallback(Callback):
         self._evaluations += 1
         if due:
             path = self.folder / f"step-{step:09d}.{self.kind}"
-            callbacks = algorithm.callbacks.callbacks
-            limits = [each.max_steps for each in callbacks if isinstance(each, EvalCallback) and each.max_steps]
-            options = {"max_steps": limits[0]} if limits else {}
+            limit = step_limit(algorithm)
+            options = {} if limit is None else {"max_steps": limit}
             with VideoWriter(path, self.fps or render_fps(algorithm.env_id)) as video:
                 algorithm.evaluate(1, evaluation.seed, evaluation.deterministic, frames=video.add, **options)
             self.paths.append(path)

@@ -6,6 +6,7 @@ _EXPORTS = {
     "Counters": "rlox.checkpoint.counters",
     "Checkpoint": "rlox.checkpoint.file",
     "load_checkpoint": "rlox.checkpoint.file",
+    "read_header": "rlox.checkpoint.file",
     "save_checkpoint": "rlox.checkpoint.file",
     "FORMAT_VERSION": "rlox.checkpoint.header",
     "HEADER_KEYS": "rlox.checkpoint.header",

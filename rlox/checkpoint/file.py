@@ -222,20 +222,10 @@ def _read(
         raise ValueError(f"load_checkpoint: {path} does not fit in memory ({one_line(e)})") from e
 
 
-def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS, mapped: bool = False) -> Checkpoint:
-    """Read and verify a checkpoint; `keys` are the keys that its header must contain.
-
-    This takes about twice the file's size in memory, no matter what sizes the file declares. Tensors that are `mapped`
-    take no memory until they are read, and processes of one machine share them.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file does not exist.
-    ValueError
-        If it is truncated, damaged or malicious, was written by another program or a newer rlox, or does not fit in
-        memory.
-    """
+def _read_file(
+    path: str | os.PathLike, keys: Sequence[str], mapped: bool
+) -> tuple[Path, dict[str, Any], dict[str, np.ndarray], dict[str, str]]:
+    """Return the path, and what `_read` returns of the file there."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"load_checkpoint: path must be a file's path, got {one_line(repr(path), 80)}")
     path = Path(path)
@@ -253,6 +243,38 @@ def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS, 
         header, flat, info = _read(path, opened, keys, mapped)
     if not header:
         raise ValueError(f"load_checkpoint: {path} was not written by rlox: its header lacks the key 'rlox'")
+    return path, header, flat, info
+
+
+def read_header(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS) -> dict[str, Any]:
+    """Read the header of a checkpoint alone, which takes no longer for a large file.
+
+    The tensors must have the sizes that the header declares, but are not read: only `load_checkpoint` finds out whether
+    the file is as it was written.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As `load_checkpoint`.
+    """
+    return _read_file(path, keys, mapped=True)[1]
+
+
+def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS, mapped: bool = False) -> Checkpoint:
+    """Read and verify a checkpoint; `keys` are the keys that its header must contain.
+
+    This takes about twice the file's size in memory, no matter what sizes the file declares. Tensors that are `mapped`
+    take no memory until they are read, and processes of one machine share them.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file does not exist.
+    ValueError
+        If it is truncated, damaged or malicious, was written by another program or a newer rlox, or does not fit in
+        memory.
+    """
+    path, header, flat, info = _read_file(path, keys, mapped)
     if odd := [name for name, array in flat.items() if array.dtype.kind not in "fiub"]:
         raise ValueError(f"load_checkpoint: {path} is damaged: {one_line(odd[0])} must contain numbers")
     if info.get("sha256") != _digest(info["rlox"], flat):

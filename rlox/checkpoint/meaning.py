@@ -14,13 +14,17 @@ DEFINES_WEIGHTS = (
     *("memory", "memory_size", "memory_layers", "optimizer", "share_parameters", "agent_id", "critic", "value_norm"),
     *("size", "deter_dim", "stoch_dim", "stoch_classes", "hidden_dim", "lora_rank", "lora_targets"),
 )
-DEFINES_MEANING = ("activation", "normalize_obs", "normalize_rewards", "norm_after", "v_min", "v_max", "lora_alpha")
+DEFINES_MEANING = (
+    *("activation", "normalize_obs", "normalize_rewards", "norm_after", "unit_norm", "v_min", "v_max", "lora_alpha"),
+)
+# What an algorithm without these settings does.
+_WITHOUT = {"normalize_rewards": False, "unit_norm": False}
 
 
 def require_same_meaning(algorithm: Any, header: Mapping[str, Any], where: str) -> None:
     """Raise ValueError unless the weights of a checkpoint with `header` mean the same in `algorithm`.
 
-    A setting that one of the two algorithms does not have is not compared.
+    A setting that one of the two algorithms does not have is not compared, except for those of `_WITHOUT`.
     """
     config, has_critics = algorithm.config, "critics" in algorithm._parts
     names = ["normalize_obs", "critic_norm", "actor_norm", "critic_head", "distribution"]
@@ -36,7 +40,9 @@ def require_same_meaning(algorithm: Any, header: Mapping[str, Any], where: str) 
         names += ["v_min", "v_max"]
     if getattr(config, "lora_rank", 0) and header["config"].get("lora_rank"):
         names.append("lora_alpha")
+    if getattr(config, "unit_norm", False):  # otherwise the first update scales all weights
+        names.append("unit_norm")
     for name in names:
-        was, now = header["config"].get(name), getattr(config, name, None)
+        was, now = (own(name, _WITHOUT.get(name)) for own in (header["config"].get, vars(config).get))
         if was is not None and now is not None and was != now:
             raise ValueError(f"{where}: {name} must be the checkpoint's, {one_line(was)}, got {now}")

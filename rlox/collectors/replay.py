@@ -15,6 +15,7 @@ from rlox.collectors.exploration import ActionNoise, HeldNoise
 from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.config import RemoteConfig
+from rlox.config.arguments import warn_renamed
 from rlox.envs.protocols import VecEnv, step_arrays
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.stats import all_finite
@@ -59,6 +60,17 @@ class ReplayCollector(Collector):
         self.normalizer: VecNormalize | None = None  # normalises the policy's observations; updated in each step
         # What explores in addition to the policy, in the actions that it chooses.
         self.exploration: ActionNoise | HeldNoise | None = None
+
+    @property
+    def action_noise(self) -> ActionNoise | HeldNoise | None:
+        """Former name of `exploration`."""
+        warn_renamed("action_noise", "exploration", "0.14.0")
+        return self.exploration
+
+    @action_noise.setter
+    def action_noise(self, noise: ActionNoise | None) -> None:
+        warn_renamed("action_noise", "exploration", "0.14.0")
+        self.exploration = noise
 
     @cached_property
     def _out(self) -> dict[str, np.ndarray]:

@@ -5,7 +5,7 @@ Written by ``python tests/record_kernels.py``; see `rlox.compiled.guard`.
 
 COMPARED: dict[str, str] = {
     "rlox.algorithms.a2c": "4ae7c63c8a7c6dd2 ef4af244e3f1c05b",
-    "rlox.algorithms.actor_critic": "5a9a122b9ef684fa 5dfb41b973cd9c73",
+    "rlox.algorithms.actor_critic": "08954096360f75e6 eb9f6b53e709ac63",
     "rlox.algorithms.appo": "06e2fa8eadc698f2 ffc91f830bae1ec5",
     "rlox.algorithms.bc": "f219d3d4f9f9ea4c f2fa5441ad6bb379",
     "rlox.algorithms.cql": "c980398d5ceabcf6 5374806f0a88c8a4",
@@ -18,10 +18,10 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.td3": "b209798a47881717 45e01776ed2de10c",
     "rlox.algorithms.td3_bc": "50157925985a47a8 82a85f74fd2eab15",
     "rlox.checkpoint.counters": "2c46682c3de206a6 7c5deea6749ff7dc",
-    "rlox.collectors.replay": "cbfe97b22e86da14 a0c668d2d3aca576",
+    "rlox.collectors.replay": "c56317ec2e478d04 d0a468aee887a015",
     "rlox.collectors.rollout": "f0091cc18e526c0f 59c4a9518dec2910",
     "rlox.collectors.whole_sequences": "2b646f632dc25e1e c0c90851db313d63",
-    "rlox.envs.spec": "e50b4b9763686bf5 4ad3d67c61dccd9d",
+    "rlox.envs.spec": "210ed9300470c2e5 e75e7e301555348c",
     "rlox.envs.tensor.sums": "50dccdb3fc28c7a9 aa149c6c38948fac",
     "rlox.gpu.sampled": "310c718cc1d78a77 05b8dd85468d377a",
     "rlox.multi_agent.players": "6d399bdf0ab91b65 a2c0ebaf6a8d9bbd",
@@ -45,7 +45,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.value_networks": "bfc1473b7e4cdeec 3e805d07b08f5b31",
     "rlox.training.backend": "a8405b2332b313a8 dd93724c6a659e8d",
     "rlox.training.off_policy": "d6d3ce72fccb1933 eaeccd74165b10e3",
-    "rlox.training.offline": "f522279e42d438ae c6d3936ae00c63c3",
+    "rlox.training.offline": "d9a9c1ac44ca09ce 8a0acb59b6c2a22b",
     "rlox.training.on_policy": "171a84b427d04e0c 8dd6e67a157740a3",
     "rlox.training.replay": "406eecf57c725cff a26aef299b9e0d38",
 }

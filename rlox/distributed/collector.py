@@ -122,6 +122,7 @@ class ActorCollector(Collector):
         self._version = 0  # number of batches so far
         self._saved: dict[str, np.ndarray] | None = None  # state of a checkpoint, until the actors have started
         self._no_state: list[int] = []  # actors without a state in that checkpoint, because they were lost
+        self._drops_generators = False  # whether threads drop PyTorch's generators in that checkpoint
         self._waited = 0.0
         self._checked_at = time.monotonic()  # time of the last check for late actors
         self._failure: Exception | None = None  # of an environment, found while a checkpoint was created
@@ -403,11 +404,16 @@ class ActorCollector(Collector):
 
     def restore_note(self) -> str | None:
         n, of = len(self._no_state), len(self._records)
+        rest = "everything else is exact"
+        if self._drops_generators:
+            rest = "threads cannot restore the random numbers of a custom policy in processes: its actions are new ones"
         if self._config.local and n:
             return (
                 f"{self.name} cannot be restored in {n} of {of} actors (the checkpoint holds no state of "
-                f"{'it): it starts' if n == 1 else 'them): they start'} with fresh episodes, everything else is exact"
+                f"{'it): it starts' if n == 1 else 'them): they start'} with fresh episodes, {rest}"
             )
+        if self._drops_generators:
+            return rest
         if self._config.local:
             return super().restore_note()
         return f"actors={self._config.actors} start with fresh episodes; everything else is exact"
@@ -471,6 +477,8 @@ class ActorCollector(Collector):
             if not name.startswith("actor"):
                 Trajectory.of(arrays)
         self._no_state = [i for i in range(len(self._records)) if f"actor{i}" not in actors]
+        # Actors in processes save PyTorch's generator if they have a custom policy.
+        self._drops_generators = self._config.actors == "threads" and any("torch" in parts[actor] for actor in actors)
         self._saved = dict(sorted(state.items()))
         self._version, self._turn = int(state[_VERSION]), int(state[_TURN]) % len(self._records)
         return True

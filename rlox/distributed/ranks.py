@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from rlox.checkpoint import Checkpoint, run_files
+from rlox.checkpoint.streams import Stream
 from rlox.config import choice
 from rlox.kernels.rng import Rng
 
@@ -41,7 +42,7 @@ _KINDS = {"ddp": "rlox.distributed.group:Group", "fsdp": "rlox.distributed.shard
 _BY_ENV = ("policy_memory", "policy_is_first", "agent_carry", "agent_rewards", "agent_first")
 SHARED = 1 << 32  # first stream of the ranks' own generators
 # Sections of a checkpoint that each rank has separately.
-OWN = ("environment", "generators", "reference_log_probs", "memory")
+OWN = ("environment", "generators", "reference_log_probs", "memory", "dropout")
 
 
 class RankLost(RuntimeError):
@@ -180,6 +181,9 @@ class Ranks:
         if self.rank and tensors["generators"]:
             tensors["generators"] = {}  # those of PyTorch are the first rank's
             self.seed_torch(mixed)
+        if "dropout" in tensors:
+            state = self.rng(mixed, Stream.DROPOUT).get_state()
+            tensors["dropout"] = {name: np.array(value, np.uint64) for name, value in state.items()}
         return self._rows(Checkpoint(header, tensors, checkpoint.folder), checkpoint)
 
     def _rows(self, mine: Checkpoint, whole: Checkpoint) -> Checkpoint:

@@ -294,7 +294,7 @@ class VecEnv(vec_env.VecEnv):
         return make_on_device(env_id, n, seed, device)
 
     def __reduce__(self):
-        return type(self), (self.n_envs, self.seed, self.env_id), self.get_state()
+        return _make_again, (type(self), self.n_envs, self.seed, self.env_id), self.get_state()
 
     spec = functools.cached_property(native_spec)
 
@@ -307,3 +307,13 @@ class VecEnv(vec_env.VecEnv):
 
     def close(self) -> None:
         """Do nothing: the memory is freed with the object."""
+
+
+def _make_again(kind: type[VecEnv], n_envs: int, seed: int, env_id: str) -> VecEnv:
+    """Create the environments of a copy or a pickle, which contain the id alone."""
+    if not is_native(env_id):
+        raise ValueError(
+            f"{kind.__name__}: the environment of a copy or pickle must be registered in this process, got {env_id!r}; "
+            "call rlox.register_env with its capsule first"
+        )
+    return kind(n_envs, seed, env_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlox.config import shown
+from rlox.config.arguments import warn_renamed
 from rlox.envs.failures import describe_answer, wrong_observation
 from rlox.envs.masks import MASK
 from rlox.kernels.rng import Rng
@@ -206,7 +206,7 @@ def native_spec(env) -> EnvSpec:
 
 def spec_of(vec: Any) -> EnvSpec:
     """Return ``vec.spec``. Deprecated."""
-    warnings.warn("rlox.envs.spec_of(env) is deprecated; use env.spec", DeprecationWarning, stacklevel=2)
+    warn_renamed("rlox.envs.spec_of(env)", "env.spec", "0.14.0")
     return vec.spec
 
 

@@ -24,13 +24,13 @@ import json
 import math
 import re
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rlox.config.arguments import warn_renamed
 from rlox.envs.registry import env_name
 
 _JSON, _DATA = "env_json", "env_data"
@@ -512,7 +512,7 @@ class ForeignEnvs:
     @property
     def why_not(self) -> str | None:
         """Former name of `unrestorable_reason`."""
-        warnings.warn("why_not is deprecated; use unrestorable_reason", DeprecationWarning, stacklevel=2)
+        warn_renamed("why_not", "unrestorable_reason", "0.14.0")
         return self.unrestorable_reason
 
     def __len__(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ from rlox.envs.spec import SpaceAdapter, check_actions
 from rlox.envs.tensor import table
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
-from rlox.nn.acting import ActingPolicy, EpisodeActor, acting_policy
+from rlox.nn.acting import ActingPolicy, EpisodeActor, ModulePolicy, acting_policy
+from rlox.nn.modules import generator_states, set_generator_states
 
 if TYPE_CHECKING:
     from torch import nn
@@ -149,8 +151,9 @@ def evaluate(
 ) -> Evaluation:
     """Run `n_episodes` episodes of one new environment with the seed `seed`.
 
-    The random streams of training are not used. Native episodes run in parallel, and each starts exactly as it would in
-    one environment that runs all episodes in turn.
+    The random streams of training are not used. PyTorch's own generators, from which custom policies draw, are seeded
+    with `seed`, and their states are restored afterwards. Native episodes run in parallel, and each starts exactly as
+    it would in one environment that runs all episodes in turn.
 
     Parameters
     ----------
@@ -197,19 +200,34 @@ def evaluate(
     rng = Rng(episodes.seed, Stream.EVALUATION)
     begin = partial(EpisodeActor, actor, rng=rng, deterministic=deterministic, transform=transform, explore=noise)
     plain = not (env_kwargs or wrappers) and episodes.render_mode is None
-    if isinstance(env_id, str) and env_id in table.VEC_ENVS and table.is_only_on_device(env_id):
-        if not plain:
-            raise ValueError(
-                f"evaluate: {env_id}, which only register_vec_env knows, has no pictures, env_kwargs or wrappers; "
-                "register it with gymnasium under the same id, too"
-            )
-        returns, lengths, n_cut = _play_vectorised(episodes, begin, device)
-    elif is_vectorised(env_id) and plain:
-        returns, lengths, n_cut = _play_vectorised(episodes, begin)
-    else:
-        returns, lengths, n_cut = _play_gym(episodes, begin, env_kwargs, wrappers)
+    draws = isinstance(actor, ModulePolicy)  # it may, if it is custom or has layers of the user
+    with _seeded_generators(episodes.seed, device) if draws else nullcontext():
+        if isinstance(env_id, str) and env_id in table.VEC_ENVS and table.is_only_on_device(env_id):
+            if not plain:
+                raise ValueError(
+                    f"evaluate: {env_id}, which only register_vec_env knows, has no pictures, env_kwargs or wrappers; "
+                    "register it with gymnasium under the same id, too"
+                )
+            returns, lengths, n_cut = _play_vectorised(episodes, begin, device)
+        elif is_vectorised(env_id) and plain:
+            returns, lengths, n_cut = _play_vectorised(episodes, begin)
+        else:
+            returns, lengths, n_cut = _play_gym(episodes, begin, env_kwargs, wrappers)
     episodes.require_finite(returns, lengths)
     return Evaluation(returns, lengths, episodes.seed, deterministic, n_cut)
+
+
+@contextmanager
+def _seeded_generators(seed: int, device: str) -> Iterator[None]:
+    """Seed PyTorch's own generators, from which custom modules draw, and restore their states afterwards."""
+    import torch
+
+    kept = generator_states(device)
+    torch.manual_seed(seed % 2**64)
+    try:
+        yield
+    finally:
+        set_generator_states(kept, device)
 
 
 def warn_of_cut(env_id: Any, limit: int, bounded: bool) -> None:

@@ -25,7 +25,7 @@ class Session:
     n : int
         Number of environments N.
     deterministic : bool
-        Whether to take the most likely actions instead of sampling.
+        Whether to take the most likely actions instead of sampling; a deterministic policy takes the same either way.
     seed : int
         Determines sampled actions.
 
@@ -43,7 +43,7 @@ class Session:
             raise ValueError(
                 "session: agent must be the only one of its environment; predict_all acts for several agents"
             )
-        self._deterministic, self._rng = deterministic, Rng(seed, Stream.EVALUATION)
+        self._deterministic, self._rng = deterministic or not agent._samples, Rng(seed, Stream.EVALUATION)
         self._actor = self._begin()
 
     def predict(self, obs: Any, mask: Any = None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from rlox.config import integer, shown
+from rlox.config.arguments import warn_renamed
 from rlox.kernels.rng import Rng
 from rlox.llm.data import (
     Rows,
@@ -135,7 +135,7 @@ class RowOrder:
 def __getattr__(name: str) -> Any:
     if name != "encoded":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("rlox.llm.encoded.encoded is deprecated; use encode_dataset", DeprecationWarning, stacklevel=2)
+    warn_renamed("rlox.llm.encoded.encoded", "encode_dataset", "0.14.0")
     return encode_dataset
 
 

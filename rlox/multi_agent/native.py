@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox.config.arguments import warn_renamed
 from rlox.envs.registry import is_native_multi_agent
 from rlox.envs.spec import native_spec
 from rlox.kernels.envs.multi_agent import AgentVecEnv
@@ -47,6 +48,12 @@ class NativeMultiAgentVecEnv:
     native = True
     device: str | None = None
     unrestorable_reason: str | None = None
+
+    @property
+    def why_not(self) -> str | None:
+        """Former name of `unrestorable_reason`."""
+        warn_renamed("why_not", "unrestorable_reason", "0.14.0")
+        return self.unrestorable_reason
 
     def __init__(
         self, env_id: str, n_envs: int = 1, seed: int = 0, kwargs: dict[str, Any] | None = None, state: str = "auto"

@@ -14,9 +14,11 @@ from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, check_group_ac
 from rlox.multi_agent.zoo_copies import ZooCopies
 
 
-def zoo_seeds(seed: int, n: int) -> list[int]:
-    """Return the seeds of the copies, an independent mix of (seed, i) for each."""
-    return Rng(seed, Stream.FOREIGN_ENVS).integers(2**31, n).tolist()
+def zoo_seeds(seed: int, n: int, n_skipped: int = 0) -> list[int]:
+    """Return the seeds of the copies, an independent mix of (seed, i) for each, after `n_skipped` pairs of others."""
+    rng = Rng(seed, Stream.FOREIGN_ENVS)
+    rng.skip(n_skipped)
+    return rng.integers(2**31, n).tolist()
 
 
 class ForeignMultiAgentVecEnv(ForeignEnvs):
@@ -27,14 +29,16 @@ class ForeignMultiAgentVecEnv(ForeignEnvs):
     def __init__(self, env: Any, n_envs: int, seed: int):
         super().__init__(env, n_envs)
         self.seed = seed
+        self.n_skipped = 0  # pairs of seeds before those of the first episodes; a resumed run skips some
         self._alive: list[np.ndarray] | None = None  # agents that act next, after the last step
 
     def reset_all(self, seed: int | None = None) -> MultiAgentStep:
         """Start a new episode in all copies; only the first call, and calls with `seed`, seed them."""
         if seed is not None:
-            self.seed = seed
-        fresh = seed is not None or not self._started
-        seeds: list[int | None] = [*zoo_seeds(self.seed, self.n_envs)] if fresh else [None] * self.n_envs
+            self.seed, self.n_skipped = seed, 0
+        seeds: list[int | None] = [None] * self.n_envs
+        if seed is not None or not self._started:
+            seeds = [*zoo_seeds(self.seed, self.n_envs, self.n_skipped)]
         out = MultiAgentStep.empty(self.spec, self.n_envs)
         self._at_rest = False
         self._reset(seeds, out)

@@ -430,6 +430,7 @@ class Algorithm(metaclass=Hinting):
     def _restore(self, checkpoint: Checkpoint, same_env: bool = False) -> bool:
         """Restore a checkpoint's state. Returns whether the environments continue where they were."""
         header, tensors, where = checkpoint.header, checkpoint.tensors, f"{type(self).__name__}: from_checkpoint"
+        self._restored_from = checkpoint.folder
         self._load_weights(tensors["policy"], where)
         self.optimizer.set_state(tensors["optimizer"])
         for name, part in self._parts.items():

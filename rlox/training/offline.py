@@ -402,11 +402,10 @@ class OfflineAlgorithm(SampledUpdates, SeparateNetworks, Agent):
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         spec = self.spec
         sizes = {"obs_dim": spec.obs_dim, "act_dim": spec.act_dim or spec.n_actions, "continuous": spec.continuous}
-        if spec.masked:
-            sizes["masked"] = True
+        masked = {"masked": True} if spec.masked else {}
         bounds = {"bounds": {"low": spec.act_low, "high": spec.act_high}} if spec.continuous else {}
         info, tensors = super()._own_state()
-        return {**info, "spaces": sizes}, {**tensors, **bounds}
+        return {**info, "spaces": {**sizes, **masked}}, {**tensors, **bounds}
 
     @classmethod
     def from_checkpoint(  # type: ignore[override]  # the dataset comes first, as in the constructor
@@ -487,6 +486,7 @@ class OfflineAlgorithm(SampledUpdates, SeparateNetworks, Agent):
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
         """Load the policy's weights, and those of each other network that both have, such as critics."""
         tensors = checkpoint.tensors
+        require_same_meaning(self, checkpoint.header, where)
         self.normalizer.set_state(tensors["normalization"])
         self._captured = None  # its dataset was normalised before
         self._load_weights(tensors["policy"], where)

@@ -178,15 +178,12 @@ def settings_of(config: RunConfig, algo: str) -> dict[str, Any]:
     normalize = {"norm_obs": c.normalize_obs, "norm_reward": getattr(c, "normalize_rewards", False)}
     limits = {"clip_obs": c.clip_obs, "clip_reward": getattr(c, "clip_rewards", 10.0), "gamma": c.gamma}
     return {
+        **_task(config),
         "algo": algo.upper(),
-        "env": config.env.id,
-        "env_kwargs": config.env.kwargs,
-        "n_envs": config.env.n_envs,
         "steps": config.total_timesteps,
         "normalize": {**normalize, **limits} if any(normalize.values()) else None,
         "kw": {**arguments, "policy_kwargs": policy},
         "n_points": config.eval.n_points,
-        "n_episodes": config.eval.n_episodes,
     }
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from rlox.checkpoint import load_checkpoint, run_files
+from rlox.checkpoint import read_header, run_files
 from rlox.config import RunConfig
 from rlox.config.run import differences, to_plain
 from rlox.tracking import durable_rows
@@ -270,7 +270,7 @@ def read(folder: Path, seed: int) -> Run:
             wall += (row.get("time/collect_s") or 0.0) + (row["time/update_s"] or 0.0)
     if not curve:
         raise UsageError(f"{shown(folder)} must hold evaluations, got none; leave eval.n_points above 0")
-    return Run(seed, curve, quantities(rows, load_checkpoint(folder / "checkpoints" / "last.safetensors").header))
+    return Run(seed, curve, quantities(rows, read_header(folder / "checkpoints" / "last.safetensors")))
 
 
 def quantities(rows: list[dict[str, Any]], header: dict[str, Any]) -> dict[str, float]:

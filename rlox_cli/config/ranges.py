@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
@@ -137,11 +138,15 @@ class Space:
 
 @dataclass(frozen=True)
 class Search:
-    """A search: the overrides of every trial, and the ranges of the keys in which trials differ."""
+    """A search: the overrides of every trial, and the ranges of the keys in which trials differ.
+
+    `links` are the values that refer to searched keys, such as ``${.n_steps}``, by the key that has them.
+    """
 
     settings: OptunaConfig
     fixed: list[str]
     spaces: list[Space]
+    links: dict[str, str] = field(default_factory=dict)
 
     def overrides(self, values: dict[str, Any], seed: int | None = None) -> list[str]:
         """Return the overrides of a trial with these `values`, as they are typed; a `seed` replaces the typed one."""
@@ -164,7 +169,8 @@ class Search:
         return [self.overrides(values, seed + run if run else None) for values, run in self._corners()]
 
     def require_independent(self, configs: list[dict[str, Any]], cfg: DictConfig) -> None:
-        """Raise a UsageError if `configured` would miss a change: a key that refers to another one, which differs.
+        """Raise a UsageError if `configured` would miss a change: a key that refers to another one, which differs, but
+        is not one of the `links`.
 
         Parameters
         ----------
@@ -194,6 +200,11 @@ class Search:
                 inner = inner[section]
             inner[name] = override.value()
         config["seed"] += run
+        if self.links:
+            whole = OmegaConf.create(config)
+            for key, text in self.links.items():
+                OmegaConf.update(whole, key, text)
+            config = cast(dict[str, Any], OmegaConf.to_container(whole, resolve=True))
         return config
 
     def write(self, folder: Path, config: dict[str, Any]) -> None:
@@ -202,6 +213,7 @@ class Search:
             "settings": self.settings.to_dict(),
             "fixed": self.fixed,
             "ranges": {space.key: space.text for space in self.spaces},
+            "links": self.links,
             "config": encode_value(config),
         }
         with run_files.replace_file(folder, FILE) as file:
@@ -223,7 +235,8 @@ class Search:
             settings = OptunaConfig.from_kwargs("settings", **plain["settings"])
             ranges = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in plain["ranges"].items()])
             spaces = [_space(override) for override in ranges]
-            return cls(settings, list(map(str, plain["fixed"])), spaces), dict(decode_value(plain["config"]))
+            search = cls(settings, list(map(str, plain["fixed"])), spaces, dict(plain.get("links", {})))
+            return search, dict(decode_value(plain["config"]))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, HydraException) as e:
             raise UsageError(f"{shown(path)} must be as `rlox train -m hydra/sweeper=optuna` wrote it: {e}") from e
 
@@ -256,7 +269,18 @@ def read_search(arguments: list[str], cfg: DictConfig) -> Search:
         raise UsageError(
             "hydra/sweeper=optuna must have something to search; try algo.learning_rate='interval(LOW,HIGH)'"
         )
-    return Search(settings, list(fixed.values()), [_space(override) for override in ranges.values()])
+    spaces = [_space(override) for override in ranges.values()]
+    return Search(settings, list(fixed.values()), spaces, _links(cfg, ranges))
+
+
+def _links(cfg: DictConfig, searched: Iterable[str]) -> dict[str, str]:
+    """Return the values of `cfg` that refer to a searched key, by the key that has them."""
+    from rlox_cli.records.runs import flatten
+
+    names = "|".join(re.escape(key.rpartition(".")[2]) for key in searched)
+    reference = re.compile(rf"\$\{{([\w.]*\.)?({names})\}}")
+    values = flatten(OmegaConf.to_container(cfg))
+    return {key: x for key, x in values if key.split(".")[0] in _SECTIONS and reference.search(str(x))}
 
 
 def is_search(folder: Path) -> bool:

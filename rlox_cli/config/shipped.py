@@ -8,6 +8,7 @@ import shlex
 from importlib.resources import files
 from pathlib import Path
 
+from rlox.algorithms import entry_of, resolve
 from rlox.checkpoint import run_files
 from rlox.config import nearest
 from rlox_cli.terminal.console import TextConsole
@@ -79,5 +80,16 @@ def copy(name: str, dest: Path, force: bool) -> None:
     words += [f"{group}={choice}"] * bool(choice and group != "tuned")
     if group == "tuned" and choice.count("/"):
         words = "algo={} env={}".format(*choice.split("/", 1)).split()
+    words += _needed(choice.partition("/")[0]) if group in ("algo", "tuned") else []
     console.print(f"copied {what}")
     console.print(f"  {'use it with':<12} {shlex.join(['rlox', 'train', '-cd', str(dest), *words])}")
+
+
+def _needed(algo: str) -> list[str]:
+    """Return words, with examples of values, for what an algorithm needs and no shipped file chooses."""
+    entry = entry_of(algo)
+    kind = "" if entry is None else resolve(entry.config).uses_dataset
+    if kind == "must":
+        return ["dataset=data/medium.arrow"]
+    reward = ["reward=my_package:score", "--import", "my_package"] if algo in ("grpo", "online_dpo") else []
+    return ["model=FOLDER", "dataset=data/rows.jsonl", *reward] if kind == "text" else []

@@ -14,7 +14,7 @@ import numpy as np
 from rlox.algorithms import load
 from rlox.callbacks import Callback, CompletionsCallback
 from rlox.callbacks.loggers import RecordLogger
-from rlox.checkpoint import load_checkpoint, one_line, trained_for
+from rlox.checkpoint import one_line, read_header, trained_for
 from rlox.config import EvalConfig, RunConfig, nearest
 from rlox.distributed.ranks import in_one_process
 from rlox.llm.data import SUFFIXES
@@ -97,7 +97,7 @@ class Language(Family):
     def restore(self, config: RunConfig, checkpoint: Path, trusted: bool, acts: bool = False) -> Any:
         """As `Family.restore`; without its rows and rewards if the model only `acts`."""
         arguments = {"device": config.device, "threads": config.threads} if acts else _arguments(config)
-        saved = load_checkpoint(checkpoint, mapped=True).header.get("model")
+        saved = read_header(checkpoint).get("model")
         if isinstance(saved, dict) and (saved.get("adapters") or saved.get("config") is None):
             # It holds only the trained weights; the others are loaded from the original model.
             arguments["model"], _, _ = _model(config)

@@ -140,7 +140,7 @@ def collect(source: Source, folder: Path, name: str, options: Options) -> tuple[
     (folder / run_files.CHECKPOINTS).mkdir()
     copy = folder / _shared_name(source.checkpoint)
     shutil.copyfile(source.checkpoint, copy)
-    source = replace(source, file=copy, header=read_known_header(copy))
+    source = replace(source, file=copy, header=load_checkpoint(copy).header)
     facts, notes = describe(source, options)
     if source.run is not None:
         for file in (CONFIG, FILE):

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from rlox.algorithms import entry_of
-from rlox.checkpoint import load_checkpoint, run_files
+from rlox.checkpoint import read_header, run_files
 
 
 def read_known_header(path: Path) -> dict[str, Any]:
     """Return the header of a checkpoint. Raise a ValueError if its algorithm is not known here."""
-    header = load_checkpoint(path).header
+    header = read_header(path)
     if not isinstance(header["algorithm"], str) or entry_of(header["algorithm"]) is None:
         raise ValueError(
             f"{path} holds a {header['algorithm']}, which is not known here; install the package that provides it, add "

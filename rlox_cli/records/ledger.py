@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox import __version__
-from rlox.checkpoint import decode_value, encode_value, load_checkpoint, locks, run_files, trained_for
+from rlox.checkpoint import decode_value, encode_value, locks, read_header, run_files, trained_for
 from rlox.config import is_below
 from rlox.tracking.record import FILE as RECORD
 from rlox.tracking.record import is_alive, read_rows
@@ -108,7 +108,7 @@ class Progress:
     def resumes_at(self) -> int | None:
         """Step of the last checkpoint, at which the job would resume; 0 if it would start over.
 
-        None for a job that is running, is finished, or cannot resume because its checkpoint is damaged.
+        None for a job that is running, is finished, or cannot resume because its checkpoint cannot be read.
         """
         if self.state in ("running", "finished"):
             return None
@@ -116,7 +116,7 @@ class Progress:
         try:
             if self.attempts == 0 or not run_files.is_file(self.folder, "checkpoints/last.safetensors"):
                 return 0
-            return trained_for(load_checkpoint(path).header)[0]
+            return trained_for(read_header(path))[0]
         except (OSError, ValueError):
             return None
 

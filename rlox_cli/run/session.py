@@ -22,7 +22,7 @@ from rlox.algorithms import entry_of, resolve
 from rlox.callbacks import AdviceCallback, Callback, CheckpointCallback, EvalCallback, TimeLimitCallback, TimingCallback
 from rlox.callbacks.loggers import RecordLogger
 from rlox.callbacks.run_folder import best_score
-from rlox.checkpoint import load_checkpoint, run_files, trained_for, versions
+from rlox.checkpoint import read_header, run_files, trained_for, versions
 from rlox.config import RunConfig
 from rlox.config.run import to_plain
 from rlox.distributed.ranks import RankLost, current
@@ -175,7 +175,7 @@ def build(config: RunConfig, algo: str, folder: Path, console: Console | None = 
         with _printing_notes("init_from:", console):
             algorithm.init_from(config.init_from)
         if console is not None:
-            header = load_checkpoint(config.init_from).header
+            header = read_header(config.init_from)
             steps, unit = trained_for(header)
             console.print(
                 f"init_from: {family.taken_over} of {header['algorithm']} at {unit[:-1]} {steps:,} are taken over, as "

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
 from rlox.checkpoint import decode_value, encode_value, run_files
+from rlox.processes.interpreter import format_warning
 from rlox.tracking.record import FILE as RECORD
 from rlox_cli.config.saved import check_saved, configuration
 from rlox_cli.config.schema import ray_settings
@@ -88,6 +90,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         # Ctrl-C also reaches a launcher's idle processes. If one of them ended, the launcher would kill the others
         # before they have saved. The stop file stops them instead.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.formatwarning = format_warning  # a launcher's processes begin here
     work = Work.parse(cfg.work)
     folder, stop_flag = Path(work.sweep, work.job.folder), Path(work.sweep, STOP)
     if stop_flag.exists() or Progress(folder).scan().state == "finished":

@@ -359,6 +359,7 @@ WEIGHTS = {
     "normalize_rewards": (SAC, {}, {"normalize_rewards": True}),
     "critic_head": (SAC, {"critic_head": "categorical", "n_bins": 5}, {"critic_head": "quantile", "n_quantiles": 5}),
     "v_max": (SAC, {"critic_head": "categorical"}, {"critic_head": "categorical", "v_max": 50.0}),
+    "unit_norm": (TD3, {}, {"unit_norm": True}),
     "activation": (TD3, {"activation": "tanh"}, {}),
     "distribution": (DQN, {"distribution": "categorical"}, {"distribution": "quantile"}),
     "v_min": (DQN, {"distribution": "categorical"}, {"distribution": "categorical", "v_min": -1.0}),

@@ -508,6 +508,20 @@ def test_threads_share_the_generator_of_a_custom_policy_and_do_not_claim_to_resu
 
 
 @pytest.mark.slow
+def test_threads_that_continue_processes_with_a_custom_policy_do_not_claim_to_be_exact(tmp_path):
+    for policy, custom in ((CustomPolicy, True), (lambda: None, False)):
+        saved = impala("processes", policy=policy())
+        saved.train(64)
+        saved.save(tmp_path / "a.safetensors")
+        saved.close()
+        rest = rlox.IMPALA.from_checkpoint(tmp_path / "a.safetensors", policy=policy(), actors="threads")
+        note = rest.collector.restore_note()
+        assert ("threads cannot restore the random numbers of a custom policy" in note) if custom else note is None
+        rest.train(64)
+        rest.close()
+
+
+@pytest.mark.slow
 def test_starts_and_stops_leave_nothing():
     def held():
         gc.collect()  # objects of other tests too

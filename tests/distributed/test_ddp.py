@@ -16,7 +16,7 @@ SAC = (
     *("algo.hidden_sizes=[16]", "algo.batch_size=32", "algo.learning_starts=64", "algo.train_freq=4"),
     *("algo.gradient_steps=1", "algo.normalize_obs=true", "algo.exploration_noise=0.1", "algo.noise_correlation=0.5"),
     *("total_timesteps=1_200", "eval.n_points=2", "eval.n_episodes=2", "checkpoint.every_steps=100"),
-    *("--import", "mortal", "env.reward_fn=mortal:reward"),
+    *("algo.dropout=0.1", "--import", "mortal", "env.reward_fn=mortal:reward"),
 )
 
 
@@ -48,6 +48,14 @@ def require_same(run, undisturbed):
     assert ours[0].keys() == theirs[0].keys()
     for name, array in ours[0].items():
         np.testing.assert_array_equal(array, theirs[0][name], err_msg=name)
+
+
+@pytest.mark.slow
+def test_each_rank_drops_other_outputs_of_the_critics(undisturbed):
+    tensors = load_checkpoint(undisturbed / "checkpoints/last.safetensors").tensors
+    ours, theirs = tensors["dropout"], {name: tensors["rank1"][f"dropout/{name}"] for name in ("key", "position")}
+    assert ours["key"] != theirs["key"]
+    assert ours["position"] == theirs["position"] > 0
 
 
 @pytest.mark.slow

@@ -155,6 +155,14 @@ def test_options_work_as_on_the_cpu(name, settings):
     require_close(small(name, **settings).train(n), small(name, "cpu", **settings).train(n), rel=5e-3, abs=5e-4)
 
 
+def test_some_of_the_critics_of_images_make_the_target_as_on_the_cpu():
+    settings = {"n_critics": 3, "n_target_critics": 2, "hidden_sizes": [8], "learning_starts": 8, "batch_size": 8}
+    settings |= {"buffer_size": 32, "seed": 1}
+    ours = rlox.SAC(probes.BrightSide, device="cuda", **settings)
+    theirs = rlox.SAC(probes.BrightSide, device="cpu", **settings)
+    require_close(ours.train(12), theirs.train(12), rel=5e-3, abs=5e-4)
+
+
 def pursuit():
     return parallel_env("GridPursuit-v0")
 

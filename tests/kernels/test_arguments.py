@@ -149,7 +149,7 @@ CASES = [
     ("pack_sequences", lambda: rlox.pack_sequences, {
         "sequences": ("tokens", [np.arange(3), np.arange(5)]), "max_length": ("count", 8)}),
     ("packed_attention_mask", lambda: rlox.packed_attention_mask, {
-        "packed": ("slots", np.array([[0, 0, 1, -1]]))}),
+        "packed": ("slots", np.array([[0, 0, 1, -1]])), "causal": ("truth", True)}),
     ("RunningStatsVec", lambda: rlox.RunningStatsVec, {"dim": ("count", D)}),
     ("RunningStatsVec.update", lambda: stats_vec().update, {"values": ("array", f64(D))}),
     ("RunningStatsVec.batch_update", lambda: stats_vec().batch_update, {
@@ -231,7 +231,6 @@ OTHERS = {
     ("OfflineDatasetBuffer", "rewards"): "obs",
     ("MmapReplayBuffer.push_batch", "rewards"): "obs",
     ("PrioritizedReplayBuffer.update_priorities", "indices"): "priorities",
-    ("pack_sequences", "sequences"): "a sequence|lengths|every length",
 }
 # Kernels without arguments that can be wrong in these ways, and those whose errors other files test.
 WITHOUT = {"Batch", "DPOPair", "NativeReward", "clean_cold_files"}

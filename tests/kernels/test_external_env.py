@@ -3,6 +3,7 @@
 The environments are ctypes callbacks, so that no compiler is needed; examples/ contains one in C.
 """
 
+import copy
 import ctypes as c
 import pickle
 import sys
@@ -203,6 +204,20 @@ def test_pickles_and_snapshots_refer_to_the_id():
     copy = pickle.loads(data)
     np.testing.assert_array_equal(copy.step_all([1, 1, 1])["obs"], env.step_all([1, 1, 1])["obs"])
     assert pickle.loads(single).env_id == "Walk-v0"
+
+
+def test_copies_and_pickles_say_that_a_capsule_must_be_registered():
+    capsule = walk(discrete=True)
+    env = rlox.VecEnv(3, 1, capsule)
+    env.reset_all()
+    data = pickle.dumps(env)
+    message = r"^VecEnv: the environment of a copy or pickle must be registered in this process, got 'Walk-v0'; call"
+    for again in (lambda: copy.copy(env), lambda: copy.deepcopy(env), lambda: pickle.loads(data)):
+        with pytest.raises(ValueError, match=message):
+            again()
+    rlox.register_env(capsule)
+    for other in (copy.deepcopy(env), pickle.loads(data)):
+        np.testing.assert_array_equal(other.observe(), env.observe())
 
 
 def test_a_vec_env_keeps_its_capsule_alive():

@@ -252,6 +252,9 @@ def test_attention_stays_within_a_sequence(causal):
         llm.packed_attention_mask(packed[0])
     with pytest.raises(TypeError, match="packed must contain integers"):
         llm.packed_attention_mask(masks)
+    for wrong, error in (("no", TypeError), (None, TypeError), (2, ValueError), (float("nan"), ValueError)):
+        with pytest.raises(error, match="packed_attention_mask: causal must be True or False"):
+            llm.packed_attention_mask(packed, wrong)
 
 
 def test_packing_accepts_other_integers_and_empty_input():
@@ -264,15 +267,15 @@ def test_packing_accepts_other_integers_and_empty_input():
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [
-        (([np.arange(9)], 8), ValueError, "every length must be at most max_length 8, got 9 at 0"),
-        (([3, 9], 8), ValueError, "every length must be at most max_length 8, got 9 at 1"),
-        (([3, -1], 8), ValueError, "lengths must be at least 0"),
-        (([3, 10**30], 8), ValueError, "every length must be at most max_length"),
-        (([3, np.arange(2)], 8), TypeError, "lengths must be an integer"),
-        (([np.arange(2), 3], 8), ValueError, "a sequence must be 1-D"),
-        (([np.zeros(2)], 8), TypeError, "a sequence must contain integer token ids, got dtype float64"),
-        (([np.array([-1])], 8), ValueError, "a sequence must contain token ids"),
-        ((np.zeros(3), 8), TypeError, "lengths must be integers"),
+        (([np.arange(9)], 8), ValueError, r"sequences\[0\] must have at most max_length 8 tokens, got 9"),
+        (([3, 9], 8), ValueError, r"sequences\[1\] must have at most max_length 8 tokens, got 9"),
+        (([3, -1], 8), ValueError, "the lengths in sequences must be at least 0, got -1 at 1"),
+        (([3, 10**30], 8), ValueError, r"sequences\[1\] must have at most max_length"),
+        (([3, np.arange(2)], 8), TypeError, r"sequences\[1\] must be an integer"),
+        (([np.arange(2), 3], 8), ValueError, r"sequences\[1\] must be 1-D"),
+        (([np.zeros(2)], 8), TypeError, r"sequences\[0\] must contain integer token ids, got dtype float64"),
+        (([np.array([-1])], 8), ValueError, r"sequences\[0\] must contain token ids"),
+        ((np.zeros(3), 8), TypeError, "the lengths in sequences must be integers"),
         (([], 0), ValueError, "max_length must be at least 1"),
         (([], 8.0), TypeError, "max_length must be an integer"),
         ((5, 8), TypeError, "sequences must be a list"),

@@ -14,6 +14,7 @@ import pytest
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
+from rlox.algorithms import MAPPO
 from rlox.envs import make_vec_env
 from rlox.kernels.rng import Rng
 from rlox.multi_agent import MultiAgentStep, is_multi_agent, make_multi_agent_env
@@ -517,6 +518,40 @@ def test_a_restored_state_continues_exactly(env, workers):
         for x, y in zip(expected, play(other, 12, Rng(2)), strict=True):
             same(x, y)
         assert any(step.ended.any() for step in expected)
+
+
+class Seeded(Script):
+    """An environment that cannot be restored, and writes the numbers that seed it into the file `seeds`."""
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            with open(self.seeds, "a") as file:
+                file.write(f"{seed}\n")
+        return super().reset(seed)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_new_episodes_of_a_resumed_run_are_not_its_first_ones_again(workers, tmp_path):
+    file, path, found = tmp_path / "seeds", tmp_path / "a.safetensors", []
+    make = functools.partial(Seeded, seeds=str(file))
+
+    def last_seeds():
+        return sorted(map(int, file.read_text().split()[-2:]))
+
+    mappo = MAPPO("seeded", n_envs=2, seed=5, env_fn=make, env_workers=workers, n_steps=16, hidden_sizes=[8])
+    for resumes in (True, True, False):
+        mappo.train(32)
+        found.append(last_seeds())
+        if resumes:
+            mappo.save(path)
+        mappo.close()
+        if resumes:
+            mappo = MAPPO.from_checkpoint(path, env_fn=make)
+    again = MAPPO.from_checkpoint(path, env_fn=make)
+    again.train(32)
+    again.close()
+    assert len({*found[0], *found[1], *found[2]}) == 6
+    assert last_seeds() == found[2]  # a run that is resumed twice from one checkpoint does the same twice
 
 
 def test_environments_that_cannot_be_saved_have_a_reason():

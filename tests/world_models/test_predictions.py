@@ -11,7 +11,7 @@ from counting_agent import Counting, Foreseeing
 from PIL import Image
 
 import rlox
-from rlox.callbacks import PredictionsCallback
+from rlox.callbacks import EvalCallback, PredictionsCallback
 from rlox.envs import make_vec_env
 from rlox.evaluation.pictures import require_kind, save
 from rlox.evaluation.predictions import Predictions, open_loop
@@ -28,8 +28,10 @@ def algorithm(env, agent=Foreseeing):
         return {"policy": actor, "env_id": env, "n_episodes": n_episodes, "seed": seed or 0,
                 "deterministic": deterministic}  # fmt: skip
 
-    counters = SimpleNamespace(steps=0)
-    return SimpleNamespace(name="fake", actor=actor, spec=spec, _evaluation_arguments=arguments, counters=counters)
+    return SimpleNamespace(
+        name="fake", actor=actor, spec=spec, _evaluation_arguments=arguments, counters=SimpleNamespace(steps=0),
+        callbacks=SimpleNamespace(callbacks=[]),
+    )  # fmt: skip
 
 
 def test_exact_predictions_have_no_error_and_sequences_do_not_cross_episodes():
@@ -183,3 +185,12 @@ def test_the_callback_plots_each_evaluation_once(env, file, tmp_path):
     assert written == [(10, file), (20, file), (35, file)]
     assert (tmp_path / file).is_file()
     assert set(logged[0][1]) == {"model/open_loop_mse", "model/open_loop_share", "model/open_loop_last_share"}
+
+
+@pytest.mark.slow
+def test_the_callback_cuts_episodes_where_evaluations_do(tmp_path):
+    callbacks = [EvalCallback(1, 1, max_steps=4), PredictionsCallback(tmp_path)]
+    agent = rlox.DreamerV3("CartPole-v1", learning_starts=80, size="200k", callbacks=callbacks)
+    with pytest.warns(RuntimeWarning, match="context must be less than the 4 steps of the longest episode, got 5"):
+        agent.train(16)
+    assert [*tmp_path.iterdir()] == []

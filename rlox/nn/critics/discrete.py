@@ -66,7 +66,8 @@ class ActionCritics(CriticEnsemble):
         """Return the values (N, B, A) of all actions, or those of the `chosen` critics, (M, B, A)."""
         if len(self.bodies):
             pixels = obs.float() / 255.0
-            picked = range(len(self.bodies)) if chosen is None else torch.arange(len(self.bodies))[chosen].tolist()
+            n = len(self.bodies)
+            picked = range(n) if chosen is None else torch.arange(n, device=pixels.device)[chosen].tolist()
             obs = torch.stack([self.bodies[i](pixels) for i in picked])
         # The last reshape is for a single action, whose axis `forward` leaves out.
         values = self(obs, obs[..., :0], chosen)
