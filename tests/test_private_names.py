@@ -55,6 +55,8 @@ def test_old_names_are_aliases():
     with pytest.warns(DeprecationWarning, match=r"^action_noise is deprecated, .* use exploration$"):
         collector.action_noise = noise
     assert collector.exploration is noise
+    with pytest.warns(DeprecationWarning, match=r"^threads of an .* 0\.14\.0; it is no longer public$"):
+        assert agent.threads == 1
     for old, new, get, value in (
         ("env_kwargs of an algorithm", "env_options.kwargs", lambda: agent.env_kwargs, {"max_episode_steps": 9}),
         ("action_noise", "exploration", lambda: collector.action_noise, noise),

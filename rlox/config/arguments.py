@@ -60,9 +60,13 @@ _RENAMED = {
 }
 
 
-def warn_renamed(old: str, new: str, removed_in: str, stacklevel: int = 2) -> None:
-    """Give a DeprecationWarning that `old`, an alias until `removed_in`, is now `new`; it names the caller's caller."""
-    text = f"{old} is deprecated, and will be removed in rlox {removed_in}; use {new}"
+def warn_renamed(old: str, new: str | None, removed_in: str, stacklevel: int = 2) -> None:
+    """Give a DeprecationWarning that `old`, an alias until `removed_in`, is now `new`; it names the caller's caller.
+
+    Without `new`, the warning offers no other name.
+    """
+    instead = "it is no longer public" if new is None else f"use {new}"
+    text = f"{old} is deprecated, and will be removed in rlox {removed_in}; {instead}"
     warnings.warn(text, DeprecationWarning, stacklevel=stacklevel + 1)
 
 
@@ -70,8 +74,9 @@ def find_renamed(owner: object, name: str) -> Any:
     """Return the attribute that `name` is called now, with a DeprecationWarning; raise AttributeError if none is."""
     if name not in _RENAMED:
         raise missing_attribute(type(owner), name)
-    value = attrgetter(_RENAMED[name])(owner)
-    warn_renamed(f"{name} of an algorithm", _RENAMED[name], "0.14.0", stacklevel=3)
+    new = _RENAMED[name]
+    value = attrgetter(new)(owner)
+    warn_renamed(f"{name} of an algorithm", None if new.startswith("_") else new, "0.14.0", stacklevel=3)
     return value
 
 

@@ -161,5 +161,5 @@ def test_trainer_is_sac():
 
 
 def test_target_entropy_is_one_nat_per_component_or_what_is_given():
-    assert SAC("Pendulum-v1", **SMALL).target_entropy == -1.0
-    assert SAC("Pendulum-v1", target_entropy=-3.0, **SMALL).target_entropy == -3.0
+    assert SAC("Pendulum-v1", **SMALL)._target_entropy == -1.0
+    assert SAC("Pendulum-v1", target_entropy=-3.0, **SMALL)._target_entropy == -3.0
