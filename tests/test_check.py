@@ -60,7 +60,7 @@ BAD = [
     ([*DQN_ARGS, "init_from=acrobot.safetensors"], "the policy must have the networks of dqn, got those of ppo"),
     (["resume=absent"], "resume=absent does not exist; name a run folder"),
     (["algo=dqn", "env=Pendulum-v1"], "actions must be discrete, got 1 action component; continuous actions are for"),
-    (["algo=sac", "env=CartPole-v1"], "actions must be continuous, got 2 discrete actions; discrete actions are for"),
+    (["algo=td3", "env=CartPole-v1"], "actions must be continuous, got 2 discrete actions; discrete actions are for"),
     (
         own("Choices", "algo=td3"),
         "got 2 components of 2, 3 choices; multi-discrete actions are for A2C, APPO, DREAMER, IMPALA, MAPPO, PPO",
@@ -219,7 +219,7 @@ ELSEWHERE = {
     "algo.gamma=high", "algo.hidden_sizes=[0]", "algo=pppo", "experiment=smoke", "tuned=best", "logger=tensorbored",
     "-cd absent", "--import absent_package", "total_timesteps=0", "init_from=garbage.safetensors",
     "--import faulty_envs env=NoInfo-v0", "--import faulty_envs env=OldStep-v0",
-    "--import faulty_envs env=Picture-v0 algo.normalize_obs=true", "algo=sac env=CartPole-v1",
+    "--import faulty_envs env=Picture-v0 algo.normalize_obs=true", "algo=td3 env=CartPole-v1",
     "--import faulty_envs env=Choices-v0 algo=td3", "resume=absent",
 }  # fmt: skip
 

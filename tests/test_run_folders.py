@@ -96,6 +96,18 @@ def test_a_new_run_writes_through_no_link(root):
     refused(words, root, ".hydra/config.yaml must be a regular file, got a symbolic link")
 
 
+def test_a_file_in_place_of_a_job_hides_no_other_sweep(root):
+    job = root / "sweep/1-ppo-CartPole-v1-s1"
+    shutil.rmtree(job)
+    job.write_text("x")
+    done = forked.run("ls", "sweeps", "--folder", ".", cwd=root, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "sweep" in done.stdout
+    done = forked.run("sweep", "status", "sweep", cwd=root, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "sweep/1-ppo-CartPole-v1-s1 must be a folder" in " ".join(done.stdout.split())
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "run.lock", "checkpoints/last.safetensors"])
 def test_a_pipe_in_place_of_a_file_blocks_no_command(name, root):
     run = root / "runs/ppo"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 from rlox_cli.terminal.console import TextConsole
+
+_NUMBERS = (MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn)
 
 
 class Parts(Progress):
@@ -12,10 +15,11 @@ class Parts(Progress):
 
     def __init__(self, total: int):
         console = TextConsole(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
-        super().__init__(
-            *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
-        )
+        # On a narrow terminal the bar becomes shorter and the text takes several lines; numbers stay whole.
+        numbers = (kind(table_column=Column(no_wrap=True, min_width=7)) for kind in _NUMBERS)
+        text = TextColumn("{task.description}", table_column=Column(overflow="fold"))
+        columns = (text, BarColumn(None, table_column=Column(min_width=4, max_width=24)), *numbers)
+        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.total = total
         self.begun = 0
         self._part = self.add_task("", total=total)

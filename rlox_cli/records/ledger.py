@@ -95,8 +95,9 @@ class Progress:
                 self._end = end
         except FileNotFoundError:
             pass
-        except ValueError as e:  # damaged: it cannot be resumed before somebody has looked at it
-            self.state, self.message, self.may_pass = "failed", str(e), False
+        except (ValueError, NotADirectoryError) as e:  # damaged: it cannot be resumed before somebody has looked at it
+            message = str(e) if isinstance(e, ValueError) else f"{shown(self.folder)} must be a folder"
+            self.state, self.message, self.may_pass = "failed", message, False
             return self
         self.state = "waiting" if self.attempts == 0 else self._status or ("running" if alive else "killed")
         if self.failure is not None and self.state != "running" and self.failure["time"] >= self._since:

@@ -30,7 +30,7 @@ from rlox_cli.families import limits
 from rlox_cli.families.estimate import loggers
 from rlox_cli.families.family import Estimate, Start, family_of
 from rlox_cli.run.session import Resumption, build, replan, restore, training_warnings
-from rlox_cli.terminal.account import format_failure, headline, is_explained
+from rlox_cli.terminal.account import exit_code, format_failure, headline, is_explained
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import find_existing_parent, shown
@@ -52,7 +52,7 @@ def check(jobs: list[Job], multirun: bool, console: Console) -> None:
 
     Raises
     ------
-    UsageError
+    UsageError, OSError
         For the last job that cannot be trained; the errors of other jobs are printed before.
     """
     start = Start(limits.cpu_seconds())
@@ -60,7 +60,7 @@ def check(jobs: list[Job], multirun: bool, console: Console) -> None:
     for number, job in enumerate(jobs):
         alike.setdefault(repr((job.algo, replace(job.config, seed=0))), []).append(number)
     reports: list[tuple[Report, int]] = []
-    failures: list[UsageError] = []
+    failures: list[Exception] = []
     for numbers in alike.values():
         job = jobs[numbers[0]]
         try:
@@ -93,16 +93,17 @@ def _sum(reports: list[tuple[Report, int]]) -> str:
     return f"{n_jobs} jobs: {_duration(total)} one after the other, the longest {_duration(longest)}"
 
 
-def _of_job(e: Exception, job: Job, number: int | None) -> UsageError:
-    """Return a UsageError with the message of `e` and the job that it is about."""
+def _of_job(e: Exception, job: Job, number: int | None) -> Exception:
+    """Return an error with the message of `e` and the job that it is about: an OSError if the system fails."""
     where = "" if number is None else f"job {number} of the sweep ({as_typed(job.overrides)}): "
-    error = UsageError(where + headline(e))
+    kind = OSError if isinstance(e, OSError) and exit_code(e) == 1 else UsageError
+    error = kind(where + headline(e))
     error.__cause__ = e
     return error
 
 
 def require_buildable(jobs: list[Job]) -> None:
-    """Raise a UsageError unless every algorithm of a sweep fits its environment, before the first job starts.
+    """Raise an error unless every algorithm of a sweep fits its environment, before the first job starts.
 
     With a launcher that may run jobs on other machines, only those machines matter, and nothing is built here.
     """

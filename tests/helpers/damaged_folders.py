@@ -96,14 +96,26 @@ def link(path: Path, root: Path, rng: random.Random) -> None:
     copy = root / "outside" / path.name
     targets = [root / "outside/secret", root / "outside/folder", root / "outside/new", Path("/dev/zero"), path]
     if path.is_dir() and not path.is_symlink():
-        shutil.copytree(path, copy, symlinks=True, dirs_exist_ok=True)
+        shutil.copytree(path, copy, symlinks=True, ignore=_not_copied, dirs_exist_ok=True)
         targets += [copy] * 5
-    elif path.is_file() and not path.is_symlink():
+    elif path.is_file() and not path.is_symlink() and not _is_huge(path):
         shutil.copyfile(path, copy)
         targets += [copy] * 5
     target = rng.choice(targets)
     _replace(path)
     path.symlink_to(target)
+
+
+def _is_huge(path: Path) -> bool:
+    """Return whether `cut` has made a file huge."""
+    return path.stat().st_size > 1 << 24
+
+
+def _not_copied(folder: str, names: list[str]) -> list[str]:
+    """Return the names of what was damaged before and cannot be copied: pipes, sockets and huge files."""
+    paths = [Path(folder, name) for name in names]
+    others = [path for path in paths if not path.is_symlink() and not path.is_dir()]
+    return [path.name for path in others if not path.is_file() or _is_huge(path)]
 
 
 def special(path: Path, root: Path, rng: random.Random) -> None:
@@ -137,7 +149,7 @@ class contextlib_chdir:
 
 def cut(path: Path, root: Path, rng: random.Random) -> None:
     """Remove a file or folder, cut a file, change its bytes, append to it, or make it huge."""
-    huge = path.is_file() and path.stat().st_size > 1 << 24
+    huge = path.is_file() and _is_huge(path)
     if not path.is_file() or path.is_symlink() or huge or (way := rng.randrange(8)) == 0:
         _replace(path)
         return
@@ -197,7 +209,7 @@ def _edited(value: Any, rng: random.Random) -> Any:
 
 def edit(path: Path, root: Path, rng: random.Random) -> None:
     """Change values in a file whose format stays valid."""
-    if not path.is_file() or path.is_symlink() or path.stat().st_size > 1 << 24:
+    if not path.is_file() or path.is_symlink() or _is_huge(path):
         cut(path, root, rng)
     elif path.suffix == ".jsonl":
         lines = path.read_text().splitlines()
