@@ -27,7 +27,7 @@ class Session:
     deterministic : bool
         Whether to take the most likely actions instead of sampling; a deterministic policy takes the same either way.
     seed : int
-        Determines sampled actions.
+        Determines sampled actions; a custom module draws from PyTorch's own generators, which are not seeded.
 
     Raises
     ------
