@@ -112,9 +112,11 @@ class RunFolder:
     def _is_other(self, algorithm: Any) -> bool:
         """Return whether `algorithm` is new, or was restored from a checkpoint in the folder of another run."""
         assert self.path is not None
+        if algorithm.counters.steps == 0:
+            return True
         origin: Path | None = getattr(algorithm, "_restored_from", None)
-        if algorithm.counters.steps == 0 or origin is None:
-            return algorithm.counters.steps == 0
+        if origin is None:
+            return False
         run = origin.resolve().parent  # has no record if the checkpoint was copied out of its run
         return run != self.path.resolve() and (run / FILE).is_file()
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from rlox.checkpoint.streams import Stream
 from rlox.config import nearest
 from rlox.envs.gym_vec_env import ForeignVecEnv, GymVecEnv
 from rlox.envs.registry import VecEnv, is_native
 from rlox.envs.spec import SpaceAdapter
-from rlox.kernels.rng import Rng
+from rlox.envs.state import first_seeds
 
 # Arguments of envpool.make about its threads, which gymnasium environments do not have.
 _THREAD_KWARGS = ("num_threads", "thread_affinity_offset")
@@ -162,7 +161,7 @@ class EnvPoolVecEnv(ForeignVecEnv):
         if not isinstance(threads, int) or threads < 0:
             # EnvPool would end the process on such a value.
             raise ValueError(f"EnvPoolVecEnv: num_threads must be an integer >= 0, got {threads!r}")
-        self._pool: Any = self._make_pool(Rng(seed, Stream.FOREIGN_ENVS).integers(2**31, n_envs).tolist()[0])
+        self._pool: Any = self._make_pool(first_seeds(seed, n_envs)[0])
         if self._pool.config["max_num_players"] > 1:
             raise ValueError(
                 f"EnvPoolVecEnv: env_id must be an environment for one player, got {env_id!r} for "

@@ -9,7 +9,7 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -170,13 +170,18 @@ def make_fresh_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers:
     return make_gym_env(copy, None, wrappers)
 
 
+def least_limit(limits: Iterable[Any]) -> int | None:
+    """Return the smallest of the time limits, in steps; None if none of them is a positive integer."""
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+
+
 def limit_of_layers(env: Any) -> int | None:
     """Return the smallest TimeLimit among a gymnasium environment and its wrappers, in steps; None without one."""
     limits = []
     while env is not None:
         limits.append(getattr(env, "_max_episode_steps", None))
         env = getattr(env, "env", None)
-    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+    return least_limit(limits)
 
 
 def _from_id(env: str, kwargs: dict[str, Any]):

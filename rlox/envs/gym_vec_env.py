@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from rlox.checkpoint.streams import Stream
 from rlox.envs import state as env_state
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure, require_separate
 from rlox.envs.gym_make import make_gym_env, stepped
@@ -18,10 +17,9 @@ from rlox.envs.masks import MASK, MaskReader, WrongMask, describe_blocked, find_
 from rlox.envs.protocols import step_arrays
 from rlox.envs.registry import env_name
 from rlox.envs.spec import EnvSpec, SpaceAdapter, check_actions
-from rlox.envs.state import ForeignEnvs
+from rlox.envs.state import ForeignEnvs, first_seeds
 from rlox.kernels.envs.foreign import ForeignSteps
 from rlox.kernels.envs.native_env import Count
-from rlox.kernels.rng import Rng
 from rlox.processes.failures import failure_of, note_cause
 
 
@@ -280,16 +278,14 @@ class ForeignVecEnv(ForeignEnvs):
     def __init__(self, env_id: Any, n_envs: int, seed: int):
         super().__init__(env_id, n_envs)
         self._seed = seed
-        self.n_skipped = 0  # pairs of numbers before those that seed the first episodes; a resumed run skips some
 
     def render(self) -> None:
         """Return None: training does not draw these environments."""
 
     def _first_seeds(self) -> list[int]:
         """Return the seeds of the first episodes."""
-        rng = Rng(self._seed, Stream.FOREIGN_ENVS)
-        rng.skip(self.n_skipped)
-        return rng.integers(2**31, self.n_joint or self.n_envs).tolist()[self.first : self.first + self.n_envs]
+        joint = first_seeds(self._seed, self.n_joint or self.n_envs, self.n_skipped)
+        return joint[self.first : self.first + self.n_envs]
 
     def fits(self, state: dict[str, np.ndarray]) -> bool:
         """Whether `state` comes from environments like these; raise a ValueError if it is damaged.

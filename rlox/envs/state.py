@@ -30,8 +30,10 @@ from typing import Any
 
 import numpy as np
 
+from rlox.checkpoint.streams import Stream
 from rlox.config.arguments import warn_renamed
 from rlox.envs.registry import env_name
+from rlox.kernels.rng import Rng
 
 _JSON, _DATA = "env_json", "env_data"
 _FORMER = {"rlox.envs.memory_tasks": "rlox.world_models.tasks"}  # modules that checkpoints know by another name
@@ -482,6 +484,16 @@ class EnvCopies:
         return nodes, bytes(data)
 
 
+def first_seeds(seed: int, n: int, n_skipped: int = 0) -> list[int]:
+    """Return the seeds of the first episodes of n copies, an independent mix of (seed, i) for each.
+
+    They come after `n_skipped` pairs of numbers, which do not seed anything.
+    """
+    rng = Rng(seed, Stream.FOREIGN_ENVS)
+    rng.skip(n_skipped)
+    return rng.integers(2**31, n).tolist()
+
+
 class ForeignEnvs:
     """N copies of a foreign environment: whether they have started, and how they are saved and restored together."""
 
@@ -496,6 +508,7 @@ class ForeignEnvs:
             raise ValueError(f"{type(self).__name__}: n_envs must be >= 1, got {n_envs}")
         self.env_id = env_id
         self.n_envs = n_envs
+        self.n_skipped = 0  # as of `first_seeds`; a resumed run skips some
         self._started = False
         self._at_rest = False  # whether all are open and have taken the same number of steps
 

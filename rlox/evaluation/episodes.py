@@ -15,7 +15,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.config import MOST_AT_ONCE, integer, require
 from rlox.envs import env_name, is_vectorised, make_vec_env
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
-from rlox.envs.gym_make import limit_of_layers, make_fresh_gym_env
+from rlox.envs.gym_make import least_limit, limit_of_layers, make_fresh_gym_env
 from rlox.envs.masks import MASK, WrongMask, find_masks, without_mask
 from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter, check_actions
@@ -23,7 +23,6 @@ from rlox.envs.tensor import table
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.nn.acting import ActingPolicy, EpisodeActor, ModulePolicy, acting_policy
-from rlox.nn.modules import generator_states, set_generator_states
 
 if TYPE_CHECKING:
     from torch import nn
@@ -222,12 +221,9 @@ def _seeded_generators(seed: int, device: str) -> Iterator[None]:
     """Seed PyTorch's own generators, from which custom modules draw, and restore their states afterwards."""
     import torch
 
-    kept = generator_states(device)
-    torch.manual_seed(seed % 2**64)
-    try:
+    with torch.random.fork_rng(devices=[device] if device == "cuda" else []):
+        torch.manual_seed(seed % 2**64)
         yield
-    finally:
-        set_generator_states(kept, device)
 
 
 def warn_of_cut(env_id: Any, limit: int, bounded: bool) -> None:
@@ -309,7 +305,7 @@ def _play_gym(
     returns, lengths, n_cut = np.zeros(n_episodes), np.zeros(n_episodes, np.int64), 0
     # The spec of an environment without an id is None, so the limit is that of its wrapper TimeLimit.
     limits = (getattr(env.spec, "max_episode_steps", None), limit_of_layers(env))
-    limit = episodes.step_limit(min((n for n in limits if isinstance(n, int) and n > 0), default=None))
+    limit = episodes.step_limit(least_limit(limits))
     hook, answer, action = "reset", UNANSWERED, None
     try:
         if env.render_mode != render_mode and render_mode is not None:

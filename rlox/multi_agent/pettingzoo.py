@@ -7,18 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rlox.checkpoint.streams import Stream
-from rlox.envs.state import ForeignEnvs
-from rlox.kernels.rng import Rng
+from rlox.envs.state import ForeignEnvs, first_seeds
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, check_group_actions
 from rlox.multi_agent.zoo_copies import ZooCopies
-
-
-def zoo_seeds(seed: int, n: int, n_skipped: int = 0) -> list[int]:
-    """Return the seeds of the copies, an independent mix of (seed, i) for each, after `n_skipped` pairs of others."""
-    rng = Rng(seed, Stream.FOREIGN_ENVS)
-    rng.skip(n_skipped)
-    return rng.integers(2**31, n).tolist()
 
 
 class ForeignMultiAgentVecEnv(ForeignEnvs):
@@ -29,7 +20,6 @@ class ForeignMultiAgentVecEnv(ForeignEnvs):
     def __init__(self, env: Any, n_envs: int, seed: int):
         super().__init__(env, n_envs)
         self.seed = seed
-        self.n_skipped = 0  # pairs of seeds before those of the first episodes; a resumed run skips some
         self._alive: list[np.ndarray] | None = None  # agents that act next, after the last step
 
     def reset_all(self, seed: int | None = None) -> MultiAgentStep:
@@ -38,7 +28,7 @@ class ForeignMultiAgentVecEnv(ForeignEnvs):
             self.seed, self.n_skipped = seed, 0
         seeds: list[int | None] = [None] * self.n_envs
         if seed is not None or not self._started:
-            seeds = [*zoo_seeds(self.seed, self.n_envs, self.n_skipped)]
+            seeds = [*first_seeds(self.seed, self.n_envs, self.n_skipped)]
         out = MultiAgentStep.empty(self.spec, self.n_envs)
         self._at_rest = False
         self._reset(seeds, out)
@@ -107,5 +97,5 @@ class PettingZooVecEnv(ForeignMultiAgentVecEnv):
         state: str = "auto",
     ):
         super().__init__(env, n_envs, seed)
-        self._hold(ZooCopies(env, kwargs, zoo_seeds(seed, n_envs), "PettingZooVecEnv", state=state))
+        self._hold(ZooCopies(env, kwargs, first_seeds(seed, n_envs), "PettingZooVecEnv", state=state))
         self.envs = self._group.envs

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from rlox.envs.state import first_seeds
 from rlox.envs.workers import Share, WorkerGroup
-from rlox.multi_agent.pettingzoo import ForeignMultiAgentVecEnv, zoo_seeds
+from rlox.multi_agent.pettingzoo import ForeignMultiAgentVecEnv
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, action_layout, step_layout
 from rlox.multi_agent.zoo_copies import ZooCopies
 from rlox.processes.memory import Layout
@@ -47,7 +48,7 @@ class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
         state: str = "auto",
     ):
         super().__init__(env, n_envs, seed)
-        value = (env, kwargs, zoo_seeds(seed, n_envs), state)
+        value = (env, kwargs, first_seeds(seed, n_envs), state)
         self._hold(WorkerGroup(_NAME, env, ZooShare, value, n_envs, workers))
         self._actions, self._shared = _split(self._group.arrays)
 

@@ -19,7 +19,7 @@ from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import one_line
 from rlox.config import BufferConfig, DatasetConfig, EvalConfig, MmapBufferConfig, RunConfig
 from rlox.envs import is_vectorised, make_vec_env
-from rlox.envs.gym_make import limit_of_layers
+from rlox.envs.gym_make import least_limit, limit_of_layers
 from rlox.envs.registry import ZOO, find_module
 from rlox.envs.tensor import table as tensor_table
 from rlox.evaluation.episodes import LEAST_STEPS, TIMES_LONGEST
@@ -182,7 +182,7 @@ class Environment(Family):
         known = [*_list_limits(algorithm)]
         if getattr(env, "envs", None):
             known.append(limit_of_layers(env.envs[0]))
-        return min((limit for limit in known if isinstance(limit, int) and limit > 0), default=None)
+        return least_limit(known)
 
     def rollout_bytes(self, config: RunConfig, spec: Any) -> int:
         """Return about how many bytes a rollout and its copies in an update take; 0 if there are no rollouts."""

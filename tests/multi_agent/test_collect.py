@@ -16,10 +16,10 @@ from pettingzoo import AECEnv, ParallelEnv
 import rlox
 from rlox.algorithms import BC, MAPPO, PPO
 from rlox.checkpoint.streams import Stream
+from rlox.envs.state import first_seeds
 from rlox.evaluation.evaluator import make_job, play
 from rlox.kernels.rng import Rng
 from rlox.multi_agent import parallel_env
-from rlox.multi_agent.pettingzoo import zoo_seeds
 from rlox.offline.arrow import ArrowWriter
 from rlox.offline.collect import Behaviour, collect
 
@@ -150,7 +150,7 @@ def raw(env_id, seed, **kwargs):
     if env_id == PURSUIT:
         return parallel_env(PURSUIT, **kwargs), own
     module = __import__(env_id.removeprefix("pettingzoo:"), fromlist=["x"])
-    return module.parallel_env(**kwargs), zoo_seeds(own, 1)[0]
+    return module.parallel_env(**kwargs), first_seeds(own, 1)[0]
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_a_clone_plays_all_agents(tmp_path):
     for episode in range(2):
         if episode:
             env.reset()  # the unused restart at the end of the first episode
-        obs, _ = env.reset() if episode else env.reset(seed=zoo_seeds(4, 1)[0])
+        obs, _ = env.reset() if episode else env.reset(seed=first_seeds(4, 1)[0])
         returns = dict.fromkeys(env.possible_agents, 0.0)
         while env.agents:
             actions = {name: agent.predict(np.float32(seen)) for name, seen in obs.items()}

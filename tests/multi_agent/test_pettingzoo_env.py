@@ -16,9 +16,9 @@ from pettingzoo import ParallelEnv
 
 from rlox.algorithms import MAPPO
 from rlox.envs import make_vec_env
+from rlox.envs.state import first_seeds
 from rlox.kernels.rng import Rng
 from rlox.multi_agent import MultiAgentStep, is_multi_agent, make_multi_agent_env
-from rlox.multi_agent.pettingzoo import zoo_seeds
 
 # Workers cannot import a test module by its name.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -113,7 +113,7 @@ def test_the_arrays_equal_the_results_of_the_environments(name, continuous):
     env = make_multi_agent_env(f"pettingzoo:mpe2.{name}", n, 7, kwargs)
     module = __import__(f"mpe2.{name}", fromlist=["x"])
     raw = [module.parallel_env(**kwargs) for _ in range(n)]
-    obs = [copy.reset(seed=seed)[0] for copy, seed in zip(raw, zoo_seeds(7, n), strict=True)]
+    obs = [copy.reset(seed=seed)[0] for copy, seed in zip(raw, first_seeds(7, n), strict=True)]
     step = env.reset_all()
     returns, lengths = np.zeros((n, env.spec.n_agents)), np.zeros(n, int)
     assert {agent for group in env.spec.groups for agent in group.agents} == set(raw[0].possible_agents)

@@ -262,7 +262,7 @@ class RemoteEnvPool(ForeignVecEnv):
         while True:
             seed = int(Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**62, self._n_losses + 1)[-1])
             first, last = self.first + share.rows.start, self.first + share.rows.stop
-            seeds = Rng(seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_joint or self.n_envs)[first:last]
+            seeds = np.array(env_state.first_seeds(seed, self.n_joint or self.n_envs)[first:last])
             fields = {"seed": seed, "first": first}
             try:
                 return self._read_reset(share, share.line.call("reset", fields, {"seeds": seeds}))
