@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlox import A2C, DQN, PPO, SAC, TD3, DreamerV3
+from rlox import A2C, DQN, PPO, SAC, TD3, DreamerV3, preset
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +20,8 @@ CASES = {
     "dqn": (DQN, OFF, 1),
     "sac": (SAC, OFF, 2),
     "td3": (TD3, {**OFF, "prioritized": True}, 2),
+    "crossq": (SAC, {**preset("crossq"), **OFF, "critic_hidden_sizes": [8]}, 2),
+    "tqc": (SAC, {**preset("tqc"), **OFF, "critic_hidden_sizes": [8]}, 2),
 }
 
 
@@ -45,6 +47,7 @@ def test_a_compiled_loss_trains_as_without_compilation(case):
             trained.append((np.concatenate([p.detach().numpy().ravel() for p in one.policy.parameters()]), metrics))
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert 1 <= graphs <= most
+    assert not torch._dynamo.utils.counters["graph_break"]
     (plain, reported), (compiled, told_compiled) = trained
     np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-4)
     assert {name for name in reported if not name.startswith("time/")} == {
@@ -69,6 +72,11 @@ def test_a_native_run_is_not_compiled_by_pytorch():
         PPO("CartPole-v1", backend="native", compile=True)
     with pytest.raises(TypeError, match="compile must be true or false, got 1"):
         PPO("CartPole-v1", compile=1)
+
+
+def test_dropout_of_critics_is_not_compiled():
+    with pytest.raises(ValueError, match=r"SAC: compile must be false with dropout=0\.01, whose masks the host draws"):
+        SAC("Pendulum-v1", compile=True, **preset("droq"))
 
 
 @pytest.mark.exhaustive  # the C++ compiler takes a minute and a half

@@ -131,6 +131,10 @@ class Backend(str):
             raise ValueError(
                 f"{where}: compile must be false with memory={config.memory}, whose steps are one kernel call"
             )
+        if compiles and getattr(config, "dropout", 0.0):
+            raise ValueError(
+                f"{where}: compile must be false with dropout={config.dropout:g}, whose masks the host draws"
+            )
         if requested == "torch":
             return cls("torch", "as requested", compiles)
         obstacle = "compile is for PyTorch" if compiles else find_obstacle(policy, device, requested)

@@ -24,13 +24,13 @@ def linear(
     """
     by_kernel = (
         uses_kernel
+        and not torch.compiler.is_compiling()  # first, because the compiler stops at some of the others
         and (bias is not None or not relu)
         and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and torch.get_num_threads() == 1
         and torch.get_float32_matmul_precision() == "highest"
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
     )
     if by_kernel:
         return _LinearByKernel.apply(x, weight, bias, relu)
