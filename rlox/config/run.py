@@ -401,8 +401,15 @@ def to_plain(config: RunConfig, algo: str) -> dict[str, Any]:
         plain["init_from"] = os.path.abspath(plain["init_from"])
     if plain["buffer"] is not None and plain["buffer"].get("folder") is not None:
         plain["buffer"]["folder"] = os.path.abspath(plain["buffer"]["folder"])
-    if plain["dataset"] is not None and os.path.exists(plain["dataset"]["source"]):
-        plain["dataset"]["source"] = os.path.abspath(plain["dataset"]["source"])
+    # The others may also be names of functions, on the hub or of servers.
+    for section, key in (
+        *((plain, key) for key in ("model", "tokenizer", "reward")),
+        (plain["eval"], "dataset"),
+        *(() if plain["dataset"] is None else ((plain["dataset"], "source"),)),
+    ):
+        names = section[key] if isinstance(section[key], list) else [section[key]]
+        found = [os.path.abspath(name) if name and os.path.exists(name) else name for name in names]
+        section[key] = found if isinstance(section[key], list) else found[0]
     if (wandb := config.logger.wandb) is not None:
         plain["logger"]["wandb"] = None if wandb.in_effect == "disabled" else {**vars(wandb), "mode": wandb.in_effect}
     if (mlflow := config.logger.mlflow) is not None:

@@ -81,6 +81,10 @@ def converse(
     """
     rows, context = len(prompts) * n, model.context if context is None else context
     environments = [make_environment() for _ in range(rows)]
+    for name in ("reset", "step"):
+        if rows and not callable(getattr(environments[0], name, None)):
+            kind = type(environments[0]).__name__
+            raise TypeError(f"{model.where}: the environment must have reset and step, but {kind} has no {name}")
     ids: list[list[np.ndarray]] = [[] for _ in range(rows)]
     written: list[list[np.ndarray]] = [[] for _ in range(rows)]
     log_probs: list[list[np.ndarray]] = [[] for _ in range(rows)]

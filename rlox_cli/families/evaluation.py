@@ -17,8 +17,10 @@ from rlox.evaluation.predictions import open_loop
 from rlox.evaluation.video import VideoWriter, render_fps
 from rlox.offline.scores import normalized_score
 from rlox_cli.families.family import Evaluation as Typed
+from rlox_cli.families.family import family_of_checkpoint
 from rlox_cli.families.imports import list_needed_modules, require_typed
 from rlox_cli.terminal.console import print_text
+from rlox_cli.terminal.errors import UsageError
 
 _MOST_EPISODES = 100_000  # that a file may request by itself
 
@@ -130,6 +132,15 @@ def _print_agents(evaluation: Evaluation) -> None:
     wide = max(map(len, means), default=0)
     for name, mean in means.items():
         print_text(f"    {name:<{wide}}  {mean:.2f}")
+
+
+def require_acts(path: Path, header: dict[str, Any]) -> None:
+    """Raise a UsageError for the checkpoint of a language model."""
+    if family_of_checkpoint(header).completes_prompts:
+        raise UsageError(
+            f"{path} must hold a policy that acts in an environment, got the language model of {header['algorithm']}; "
+            "`rlox generate` completes prompts with it"
+        )
 
 
 def restore_to_act(path: Path, header: dict[str, Any], imports: list[str]) -> Any:

@@ -347,7 +347,12 @@ def _reward(name: str, config: RunConfig) -> Any:
 
 def rows(name: str, imports: list[str]) -> Any:
     """Return the rows that ``dataset=`` names: a path, or the result of a function."""
-    return load_function(name, imports)() if is_function(name) else name
+    if not is_function(name):
+        return name
+    found = load_function(name, imports)()
+    if found is None:
+        raise ValueError(f"{name} must return rows of text or the path of a file, got None")
+    return found
 
 
 def _model(config: RunConfig) -> tuple[Any, Any, str | None]:

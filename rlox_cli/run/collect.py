@@ -24,7 +24,7 @@ from rlox.offline.dataset import open_dataset
 from rlox.offline.export import check_destination, export
 from rlox.offline.sources import ARROW_SUFFIXES
 from rlox_cli.families.environment import check_env_id
-from rlox_cli.families.evaluation import restore_to_act
+from rlox_cli.families.evaluation import require_acts, restore_to_act
 from rlox_cli.families.imports import import_modules, list_needed_modules, require_typed
 from rlox_cli.records.checkpoints import read_known_header
 from rlox_cli.records.pulled import find_checkpoint
@@ -151,6 +151,7 @@ def _load(words: list[str], shares: dict[str, float], imports: list[str]) -> dic
     for name, text in paths.items():
         path = find_checkpoint(Path(with_home("CHECKPOINT", text)))
         loaded[name] = (path, read_known_header(path))
+        require_acts(*loaded[name])
     return loaded
 
 
@@ -191,6 +192,7 @@ def _from_memory(run: Path, path: Path, imports: list[str], progress: Callable[[
     """Write the replay memory that is stored with a run's last checkpoint."""
     saved = run / "checkpoints" / "last.safetensors" if run.is_dir() else run
     header = read_known_header(saved)
+    require_acts(saved, header)
     require_typed(list_needed_modules(header["env"], header.get("run", {})), imports, saved)
     if "memory" not in header:
         raise ValueError(

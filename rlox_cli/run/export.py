@@ -11,8 +11,7 @@ from typing import Any
 from rlox.checkpoint import run_files
 from rlox.exporting.check import TOLERANCE
 from rlox.exporting.write import SUFFIXES, Exported, export
-from rlox_cli.families.evaluation import restore_to_act
-from rlox_cli.families.family import family_of_checkpoint
+from rlox_cli.families.evaluation import require_acts, restore_to_act
 from rlox_cli.families.imports import import_modules
 from rlox_cli.records.checkpoints import read_known_header
 from rlox_cli.records.pulled import find_checkpoint, find_pulled
@@ -35,11 +34,7 @@ def main(path: Path, to: str | None, out: Path | None, observations: int, as_jso
         folder = path.parent.parent if path.parent.name == run_files.CHECKPOINTS else path.parent
     path = find_checkpoint(path)
     header = read_known_header(path)
-    if family_of_checkpoint(header).completes_prompts:
-        raise UsageError(
-            f"{path} must hold a policy that acts in an environment, got the language model of {header['algorithm']}; "
-            "`rlox generate` completes prompts with it"
-        )
+    require_acts(path, header)
     if out is None:
         out = folder / "export" / f"policy{SUFFIXES[to or 'onnx']}"
     if to is None and out.suffix not in SUFFIXES.values():

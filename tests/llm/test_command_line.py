@@ -29,6 +29,9 @@ REWARDS = """
 def short(prompts, completions, answer):
     return [float(len(c) <= len(a)) for c, a in zip(completions, answer)]
 
+def nothing():
+    pass
+
 def fails(prompts, completions):
     raise KeyError("the table has no such row")
 
@@ -210,6 +213,32 @@ def test_four_commands_make_one_pipeline(command, here):
 
 
 @pytest.mark.slow
+def test_a_run_names_its_files_for_other_folders(command, here, monkeypatch):
+    for part in rlox.llm.toy.make_model(0, hidden=16, layers=1):
+        part.save_pretrained("base")
+    files = ["model=base", "tokenizer=base", "dataset=sums.jsonl", "eval.dataset=sums.jsonl"]
+    words = [*files, *SMALL, "total_timesteps=2"]
+    done(command, "train", "algo=reward_model", *words, "hydra.run.dir=judge")
+    rewards = ["reward=[judge,my_rewards:short]", "--import", "my_rewards"]
+    made = ["algo.lora_rank=2", "algo.group_size=2", "algo.max_new_tokens=3", "hydra.run.dir=run"]
+    done(command, "train", "algo=grpo", *words, *rewards, *made)
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert config["reward"] == [str(here / "judge"), "my_rewards:short"]
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert "reproduced exactly" in done(command, "eval", "../run", "--import", "my_rewards")
+    done(command, "train", "resume=../run", "total_timesteps=3", "--import", "my_rewards")
+    assert done(command, "generate", "../run", "1+2", "--max-new-tokens", "2", "--import", "my_rewards")
+    for word in ("../run", "../judge"):
+        code, _, err = command("collect", word, "--steps", "10", "--out", "a.arrow")
+        assert code
+        assert "must hold a policy that acts in an environment" in " ".join(err.split())
+    code, _, err = command("collect", "--replay", "../run", "--out", "a.arrow")
+    assert code
+    assert "must hold a policy that acts in an environment" in " ".join(err.split())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", ["null", "2"])
 def test_init_from_moves_the_reference(command, here, lora):
     toy = ["model=rlox.llm.toy:make_model", "dataset=sums.jsonl", f"algo.lora_rank={lora}", *SMALL]
@@ -261,6 +290,11 @@ def test_check_reports_the_resources_of_a_run_and_trains_nothing(command, here):
         (["algo=dpo", "model=rlox.llm.toy:make_model", "dataset=rlox.llm.toy:copy_rows", *SMALL], "'chosen'"),
         ([*COPY, "reward=my_rewards:fails", "--import", "my_rewards"], "the table has no such row"),
         ([*COPY, "reward=my_rewards:once", "--import", "my_rewards", "total_timesteps=9"], "reward once"),
+        (
+            [*COPY, "dataset=my_rewards:nothing", "--import", "my_rewards"],
+            "my_rewards:nothing must return rows of text",
+        ),
+        ([*COPY, "eval.dataset=my_rewards:nothing", "--import", "my_rewards"], "must return rows of text or the path"),
         ([*COPY, "algo.max_new_tokens=63"], "must fit in the model's context of 64 tokens, got 65"),
         ([*COPY, "algo.lora_rank=2", "algo.lora_targets=[nothing]"], "lora_targets must name modules of the model"),
     ],

@@ -47,6 +47,11 @@ def encoder_decoder():
     )
 
 
+class Resets:
+    def reset(self, prompt):
+        return ""
+
+
 class Returns(nn.Module):
     """Always returns the given result."""
 
@@ -403,6 +408,10 @@ CASES = {
     "no list of choices": (
         lambda: online(preference_fn=lambda prompts, completions: 0).train(1), TypeError,
         "preference_fn must return a list, got 0",
+    ),
+    "an environment without step": (
+        lambda: grpo(reward_fn=None, environment=Resets).train(1), TypeError,
+        "the environment must have reset and step, but Resets has no step",
     ),
     "unequal numbers of prompts and completions": (
         lambda: RewardModel(toy.model(), tokenizer=TOKENIZER).score_batch(["1"], ["2", "3"]), ValueError,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import toy
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from rlox.algorithms import DPO, GRPO, SFT, OnlineDPO, RewardModel
@@ -564,3 +565,38 @@ def test_a_model_folder_without_a_tokenizer_has_none(tmp_path):
         load_tokenizer(str(tmp_path / "gpt2"))
     toy.tokenizer().save_pretrained(tmp_path / "base")
     assert load_model(str(tmp_path / "base")).tokenizer.encode("a") == toy.tokenizer().encode("a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["missing", "other shape", "no file"])
+def test_a_damaged_model_folder_is_an_error(damage, tmp_path):
+    """transformers would set missing weights to random numbers, which no seed of ours determines."""
+    toy.model().save_pretrained(tmp_path / "base")
+    file = tmp_path / "base" / "model.safetensors"
+    tensors = load_file(file)
+    name = min(name for name in tensors if "up_proj" in name)
+    if damage == "missing":
+        del tensors[name]
+    else:
+        tensors[name] = torch.zeros(3)
+    save_file(tensors, file, metadata={"format": "pt"})
+    if damage == "no file":
+        file.write_text("xx")
+    reason = f"must contain all weights of its config.json, but {name} is missing"
+    with pytest.raises(ValueError, match=reason if damage == "missing" else "cannot be loaded: "):
+        load_model(str(tmp_path / "base"))
+
+
+@pytest.mark.slow
+def test_adapters_resume_on_weights_of_the_type_that_they_were_trained_on(tmp_path):
+    toy.model().save_pretrained(tmp_path / "base")
+    source = str(tmp_path / "base")
+    settings = {"tokenizer": toy.tokenizer(), "lora_rank": 2, "dataset": toy.ROWS, "batch_size": 3, "seed": 0}
+    runs = [SFT(load_model(source, dtype=torch.bfloat16).module, source=source, **settings) for _ in range(2)]
+    runs[0].train(4)
+    runs[1].train(2)
+    runs[1].save(tmp_path / "half.safetensors")
+    half = SFT.from_checkpoint(tmp_path / "half.safetensors", dataset=toy.ROWS)
+    assert half.model.base.dtype == torch.bfloat16
+    half.train(2)
+    assert torch.equal(half.optimizer.flat, runs[0].optimizer.flat)

@@ -57,6 +57,7 @@ def with_adapters(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated name of transformers
+                warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)  # as it must be
                 adapted = peft.get_peft_model(model.module, settings)
         except ValueError as e:
             raise ValueError(f"{where}: lora_targets must name modules of the model, got {targets}: {e}") from e

@@ -27,6 +27,8 @@ from rlox.nn.sharding import Full, put_
 
 # Settings of a tokenizer that say from where it was loaded.
 _OF_LOADING = ("is_local", "local_files_only", "name_or_path")
+# Types of frozen weights under adapters, besides float32.
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _MOST_TEXT = 64 << 20  # bytes of a tokenizer's file
 # Settings of a tokenizer beside its file, in checkpoints of 0.12.0.
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template", "padding_side")
@@ -56,6 +58,7 @@ def description(model: LanguageModel, base: str | None, source: str | None, rewa
         "eos": list(model.eos),
         "source": source,
         "adapters": hasattr(model.module, "disable_adapter"),
+        "dtype": str(getattr(model.base, "dtype", torch.float32)).removeprefix("torch."),
         "base": base,
         "rewards": rewards,
     }
@@ -149,7 +152,8 @@ def model_of(
             raise ValueError(
                 f"{where}: {path} contains only adapters, and their model {shown(source)} is not here; {remedy}"
             )
-        return LoadedModel(load_model(local, where).module, tokenizer, eos, source)
+        dtype = _DTYPES.get(str(saved.get("dtype")), torch.float32)
+        return LoadedModel(load_model(local, where, dtype).module, tokenizer, eos, source)
     return LoadedModel(_make_module(saved, where, path), tokenizer, eos, source)
 
 
@@ -193,7 +197,7 @@ def _attention(saved: Any) -> str | None:
     return saved if saved in names else None
 
 
-def load_model(source: str, where: str = "load_model") -> LoadedModel:
+def load_model(source: str, where: str = "load_model", dtype: torch.dtype = torch.float32) -> LoadedModel:
     """Load a causal model and its tokenizer by folder or name.
 
     Parameters
@@ -201,20 +205,26 @@ def load_model(source: str, where: str = "load_model") -> LoadedModel:
     source : str
         A folder that `save_pretrained` wrote, the folder or a checkpoint of an rlox run, or a name on the Hugging Face
         Hub (with ``HF_HUB_OFFLINE=1``, of a model that was downloaded before).
+    where : str
+        What asks for it, the beginning of messages.
+    dtype : torch.dtype
+        Type of the weights. Trained weights must be float32; under adapters, bfloat16 takes half of the memory.
 
     Raises
     ------
     ImportError
         If transformers is not installed.
     ValueError
-        If the model does not exist, or cannot be read.
+        If the model does not exist, cannot be read, or lacks some of its weights.
     """
     import_transformers(where)
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     path = Path(source)
     if (file := _checkpoint_file(path)) is not None:
-        return _from_run(file, where)
+        loaded = _from_run(file, where)
+        return loaded if dtype == torch.float32 else loaded._replace(module=loaded.module.to(dtype))
     if path.exists() and not (path / "config.json").is_file():
         raise ValueError(f"{where}: model={source} must contain config.json, or be the folder of a run; it is neither")
     # A name on the hub is NAME or OWNER/NAME.
@@ -224,9 +234,14 @@ def load_model(source: str, where: str = "load_model") -> LoadedModel:
     try:
         # Show progress only if a person is watching.
         with contextlib.nullcontext() if sys.stderr.isatty() else without_bars():
-            module = AutoModelForCausalLM.from_pretrained(located, dtype=torch.float32)
-    except (OSError, ValueError) as e:
+            module, found = AutoModelForCausalLM.from_pretrained(located, dtype=dtype, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as e:
         raise ValueError(f"{where}: model={source} cannot be loaded: {one_line(e, 400)}{_hint(source)}") from e
+    if missing := sorted(found["missing_keys"]):  # transformers has set them to random numbers
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ValueError(
+            f"{where}: model={source} must contain all weights of its config.json, but {missing[0]}{more} is missing"
+        )
     tokenizer = None  # without a tokenizer, only code that reads text raises an error
     with contextlib.suppress(ValueError):
         tokenizer = load_tokenizer(source, where)
