@@ -117,6 +117,10 @@ class Family(ABC):
         """Return the environment in a checkpoint's header; None if it records none."""
         return header["env"]["id"]
 
+    def measure(self, algorithm: str) -> str:
+        """Return what an evaluation of `algorithm` measures."""
+        return "return"
+
     @abstractmethod
     def warnings(self, algorithm: Any, config: RunConfig, folder: Path) -> Iterator[str]:
         """Yield warnings, one line each, about training `algorithm` with `config` into `folder`.

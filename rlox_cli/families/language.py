@@ -106,6 +106,9 @@ class Language(Family):
     def recorded_task(self, header: dict[str, Any]) -> str | None:
         return None  # there is no environment
 
+    def measure(self, algorithm: str) -> str:
+        return _MEASURES.get(algorithm, "score")
+
     def warnings(self, algorithm: Any, config: RunConfig, folder: Path) -> Iterator[str]:
         # The default number is meant for longer runs, and the user has not chosen it.
         if (n := config.eval.n_points) != EvalConfig.n_points and (calls := self.callback_calls(config)) < n:
@@ -221,7 +224,7 @@ class Language(Family):
             print(json.dumps(summary))
             return
         step, unit = trained_for(header)
-        what = _MEASURES.get(header["algorithm"], "score")
+        what = self.measure(header["algorithm"])
         print_text(
             f"{header['algorithm']} on {config.env.id}, {unit[:-1]} {step:,}: {summary['n_episodes']} rows, "
             f"seed {evaluation.seed}"

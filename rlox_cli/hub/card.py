@@ -52,6 +52,7 @@ class Facts:
     command: str | None  # repeats the training; None if it is not known
     versions: dict[str, str]
     score: Score | None
+    changes: list[tuple[int, str]] = field(default_factory=list)  # settings with which it was resumed, and the steps
     score_name: str = "return"
     reference: float | None = None  # that tuned settings must reach
     language: bool = False
@@ -78,11 +79,11 @@ def write_card(facts: Facts, name: str) -> str:
     parts = [
         f"---\n{head}---",
         f"# {_title(facts)}",
-        f"This agent was trained with rlox {version} (package `rlox-cli`).",
+        f"This {'model' if facts.language else 'agent'} was trained with rlox {version} (package `rlox-cli`).",
         _table(facts),
     ]
     if facts.score is not None:
-        parts.append(_judge(facts.score))
+        parts.append(_judge(facts.score, facts.language))
     if facts.curve is not None:
         parts.append(f"![Learning curve]({facts.curve})")
     if facts.film is not None:
@@ -98,6 +99,9 @@ def write_card(facts: Facts, name: str) -> str:
         parts.append("The settings are in `config.yaml`.")
     else:
         parts.append(_code("bash", _install(facts), facts.command))
+    if facts.changes:
+        resumed = "; ".join(f"at {facts.unit[:-1]} {step:,} `{_cell(words)}`" for step, words in facts.changes)
+        parts.append(f"It was resumed with other settings, by `rlox train resume=RUN …`: {resumed}.")
     parts += [
         "On a CPU, the same versions and the same CPU level give the same numbers. The training ran with:",
         "| | version |\n|---|---|\n" + "\n".join(f"| {_cell(k)} | {_cell(v)} |" for k, v in facts.versions.items()),
@@ -117,11 +121,12 @@ def metadata(facts: Facts) -> dict[str, Any]:
     result["tags"] = list(dict.fromkeys(tags))
     if facts.score is not None:
         task = _plain(facts.task)
-        metric = {"type": "mean_reward", "value": f"{facts.score.mean:.2f} +/- {facts.score.std:.2f}"}
+        measure = facts.score_name if facts.language else "mean_reward"
+        metric = {"type": measure, "value": f"{facts.score.mean:.2f} +/- {facts.score.std:.2f}"}
         entry = {
             "task": {"type": kind, "name": kind.replace("-", " ")},
             "dataset": {"name": task, "type": task},
-            "metrics": [{**metric, "name": "mean_reward", "verified": False}],
+            "metrics": [{**metric, "name": measure, "verified": False}],
         }
         result["model-index"] = [{"name": facts.algorithm, "results": [entry]}]
     return result
@@ -139,15 +144,16 @@ def _table(facts: Facts) -> str:
         of = f"{score.n_episodes} {'rows' if facts.language else 'episodes'}"
         if score.seed is not None:
             of += f", seed {score.seed}"
-        kind = "deterministic" if score.deterministic else "sampled"
-        rows.append((facts.score_name, f"**{score.text}** (standard deviation over {of}, {kind} actions)"))
+        if not facts.language:
+            of += f", {'deterministic' if score.deterministic else 'sampled'} actions"
+        rows.append((facts.score_name, f"**{score.text}** (standard deviation over {of})"))
         rows.append(("95 % interval of the mean", score.interval))
     if facts.reference is not None:
         rows.append(("reference of the tuned settings", f"{facts.reference:g}"))
     return "| | |\n|---|---|\n" + "\n".join(f"| {key} | {value} |" for key, value in rows)
 
 
-def _judge(score: Score) -> str:
+def _judge(score: Score, language: bool) -> str:
     if score.n_choices is None:
         how = "The score was measured after the training, on episodes that it did not use."
     elif score.n_choices > 1:
@@ -157,7 +163,8 @@ def _judge(score: Score) -> str:
         )
     else:
         how = "The score is that of the evaluation in training."
-    return f"{how} The interval is over episodes of this one agent, not over trainings with other seeds."
+    over = "rows of this one model" if language else "episodes of this one agent"
+    return f"{how} The interval is over {over}, not over trainings with other seeds."
 
 
 def _install(facts: Facts) -> str:

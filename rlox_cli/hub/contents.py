@@ -28,7 +28,7 @@ from rlox_cli.families.imports import import_modules, list_needed_modules, requi
 from rlox_cli.hub.card import Facts, Score, interval_of_mean, write_card
 from rlox_cli.records.checkpoints import best_of, read_known_header
 from rlox_cli.records.pulled import MANIFEST, find_pulled, hint
-from rlox_cli.records.runs import EVALUATION, choose_metric, group_runs, read_run, read_runs
+from rlox_cli.records.runs import EVALUATION, choose_metric, group_runs, plain, read_run, read_runs
 from rlox_cli.terminal.account import paragraph
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
@@ -188,18 +188,23 @@ def describe(source: Source, options: Options) -> tuple[Facts, list[str]]:
         notes.append("no score: the checkpoint records none; --episodes N measures one")
     reference, known, n_steps = run.get("reference"), header.get("versions"), run.get("total_timesteps")
     required = reference.get("mean_return") if isinstance(reference, dict) else None
+    task = family.recorded_task(header)
+    if task is None and family.completes_prompts:
+        rows = run.get("env")
+        task = rows.get("id") if isinstance(rows, dict) else "rows of its own"
     facts = Facts(
         algorithm=header["algorithm"],
-        task=str(family.recorded_task(header) or "an environment of its own"),
+        task=str(task or "an environment of its own"),
         step=step,
         n_steps=n_steps if isinstance(n_steps, int) else step,
         unit=unit,
         seed=header["seed"],
         checkpoint=_shared_name(source.checkpoint),
         command=command,
+        changes=[] if source.run is None else _changes(source.run, step),
         versions={str(key): str(value) for key, value in (known if isinstance(known, dict) else {}).items()},
         score=score,
-        score_name="score" if family.completes_prompts else "return",
+        score_name=family.measure(header["algorithm"]),
         reference=required if isinstance(required, (int, float)) else None,
         language=family.completes_prompts,
         licence=options.licence,
@@ -248,6 +253,17 @@ def _command(run: Path) -> str | None:
     if "seed" in config and not any(word.startswith("seed=") for word in typed):
         words.append(f"seed={config['seed']}")
     return shlex.join(["rlox", "train", *words]).replace("`", "")
+
+
+def _changes(run: Path, most: int) -> list[tuple[int, str]]:
+    """Return the settings with which a run was resumed, up to the step `most`, each with its step."""
+    changes = []
+    for row, _ in read_rows(run / FILE):
+        changed = row.get("changed") if row.get("event") == "start" and row["step"] <= most else None
+        if isinstance(changed, dict) and changed:
+            words = [f"{key}={plain(pair[-1])}" for key, pair in changed.items() if isinstance(pair, list) and pair]
+            changes.append((row["step"], shlex.join(words).replace("`", "")))
+    return changes
 
 
 def _draw_curve(run: Path, file: Path) -> None:

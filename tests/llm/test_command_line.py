@@ -229,6 +229,13 @@ def test_a_run_names_its_files_for_other_folders(command, here, monkeypatch):
     assert "reproduced exactly" in done(command, "eval", "../run", "--import", "my_rewards")
     done(command, "train", "resume=../run", "total_timesteps=3", "--import", "my_rewards")
     assert done(command, "generate", "../run", "1+2", "--max-new-tokens", "2", "--import", "my_rewards")
+    card = done(command, "card", "../run/checkpoints/last.safetensors")
+    assert "# grpo on sums\n" in card
+    assert "| rows | `sums` |" in card
+    assert "| reward | **" in card
+    assert "actions" not in card
+    assert "at update 2 `total_timesteps=3`" in card
+    assert "type: accuracy" in done(command, "card", "../judge")
     for word in ("../run", "../judge"):
         code, _, err = command("collect", word, "--steps", "10", "--out", "a.arrow")
         assert code
