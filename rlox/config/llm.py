@@ -164,7 +164,11 @@ class GRPOConfig(ReferenceConfig, SamplingConfig):
         yield "delta", self.delta is None or least < self.delta < math.inf, "be above 1 + clip_eps_high, or null"
         yield "n_epochs", self.n_epochs >= 1, "be >= 1"
         yield "n_minibatches", self.n_minibatches >= 1, "be >= 1"
-        few = self.n_minibatches * self.accumulation <= self.batch_size * self.group_size
+        synced = self.ref_sync_every is not None
+        yield "ref_sync_every", self.kl_coef > 0 or not synced, "be null with kl_coef=0, which needs no reference"
+        most, accumulation = self.batch_size * self.group_size, self.accumulation
+        yield "accumulation", accumulation <= most, "be at most batch_size * group_size, a completion for each part"
+        few = self.n_minibatches * accumulation <= most
         yield "n_minibatches", few, "leave a completion for each part: at most batch_size * group_size / accumulation"
         for name, choices in (
             ("loss_type", GRPO_LOSSES),

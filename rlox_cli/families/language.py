@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rlox.algorithms import load
 from rlox.callbacks import Callback, CompletionsCallback
 from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import one_line, read_header, trained_for
-from rlox.config import EvalConfig, RunConfig, nearest
+from rlox.config import DatasetConfig, EvalConfig, RunConfig, nearest
 from rlox.distributed.ranks import in_one_process
 from rlox.llm.data import SUFFIXES
 from rlox.nn.modes import torch_threads
@@ -72,6 +73,11 @@ class Language(Family):
             ("env.kwargs", run.env.kwargs, "left out"),
             ("env.wrappers", run.env.wrappers, "left out"),
             ("env.workers", run.env.workers, "0"),
+            ("env.n_envs", run.env.n_envs != 1 and run.env.n_envs, "1"),
+            ("env.backend", run.env.backend != "auto" and run.env.backend, "auto"),
+            ("eval.max_steps", run.eval.max_steps, "null"),
+            *((f"dataset.{name}", value, meant) for name, value, meant in _changed_transitions(run.dataset)),
+            ("backend", run.backend == "native" and run.backend, "auto or torch"),
             ("remote.addresses", run.remote.addresses, "[]"),
         ):
             if value:
@@ -244,6 +250,14 @@ class Language(Family):
                 most = summary["most_reward"]
                 print_text(f"  no completion earned {pass_at:g}, the highest reward was {most:.4f}; see --pass-at")
             print_table(TextConsole(), table)
+
+
+def _changed_transitions(dataset: DatasetConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the settings for datasets of transitions that differ from their defaults, with value and default."""
+    for item in fields(dataset):
+        value = getattr(dataset, item.name)
+        if item.name != "source" and value != item.default:
+            yield item.name, str(value), "null" if item.default is None else str(item.default).lower()
 
 
 def _check_sampler(run: RunConfig, algo: str, samples: bool) -> None:

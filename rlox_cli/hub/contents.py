@@ -185,7 +185,8 @@ def describe(source: Source, options: Options) -> tuple[Facts, list[str]]:
     if options.episodes is not None:
         score = _evaluate(source, options)
     elif (score := _recorded_score(source)) is None:
-        notes.append("no score: the checkpoint records none; --episodes N measures one")
+        how = "" if family.completes_prompts else "; --episodes N measures one"
+        notes.append(f"no score: the checkpoint records none{how}")
     reference, known, n_steps = run.get("reference"), header.get("versions"), run.get("total_timesteps")
     required = reference.get("mean_return") if isinstance(reference, dict) else None
     task = family.recorded_task(header)

@@ -229,12 +229,12 @@ def test_a_run_names_its_files_for_other_folders(command, here, monkeypatch):
     assert "reproduced exactly" in done(command, "eval", "../run", "--import", "my_rewards")
     done(command, "train", "resume=../run", "total_timesteps=3", "--import", "my_rewards")
     assert done(command, "generate", "../run", "1+2", "--max-new-tokens", "2", "--import", "my_rewards")
-    card = done(command, "card", "../run/checkpoints/last.safetensors")
+    card = done(command, "card", "../run")
     assert "# grpo on sums\n" in card
     assert "| rows | `sums` |" in card
     assert "| reward | **" in card
     assert "actions" not in card
-    assert "at update 2 `total_timesteps=3`" in card
+    assert "at update 2 `total_timesteps=3`" in done(command, "card", "../run/checkpoints/last.safetensors")
     assert "type: accuracy" in done(command, "card", "../judge")
     for word in ("../run", "../judge"):
         code, _, err = command("collect", word, "--steps", "10", "--out", "a.arrow")
@@ -288,6 +288,15 @@ def test_check_reports_the_resources_of_a_run_and_trains_nothing(command, here):
         ([*COPY, "dataset=sum.jsonl"], "did you mean 'sums.jsonl'?"),
         ([*COPY, "env.workers=2", "env.n_envs=2"], "env.workers must be 0 with algo=grpo"),
         ([*COPY, "compile=true"], "compile must be false with algo=grpo"),
+        ([*COPY, "env.n_envs=4"], "env.n_envs must be 1 with algo=grpo, which trains a language model, got 4"),
+        ([*COPY, "env.backend=gymnasium"], "env.backend must be auto with algo=grpo"),
+        ([*COPY, "eval.max_steps=3"], "eval.max_steps must be null with algo=grpo"),
+        ([*COPY, "dataset.normalize=true"], "dataset.normalize must be false with algo=grpo"),
+        ([*COPY, "dataset.max_transitions=3"], "dataset.max_transitions must be null with algo=grpo"),
+        ([*COPY, "dataset.reward_shift=-1"], "dataset.reward_shift must be 0.0 with algo=grpo"),
+        ([*COPY, "backend=native"], "backend must be auto or torch with algo=grpo"),
+        ([*COPY, "algo.ref_sync_every=2"], "ref_sync_every must be null with kl_coef=0, which needs no reference"),
+        ([*COPY, "algo.accumulation=100"], "accumulation must be at most batch_size * group_size"),
         ([*COPY, "algo.loss_type=drgrpo"], "loss_type must be one of grpo, bnpo, dr_grpo, dapo"),
         ([*COPY, "algo.group_size=1"], "group_size must be >= 2"),
         ([*COPY, "algo.temperature=0"], "temperature must be > 0"),
