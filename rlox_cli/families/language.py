@@ -103,6 +103,9 @@ class Language(Family):
     def restore(self, config: RunConfig, checkpoint: Path, trusted: bool, acts: bool = False) -> Any:
         """As `Family.restore`; without its rows and rewards if the model only `acts`."""
         arguments = {"device": config.device, "threads": config.threads} if acts else _arguments(config)
+        return self._load(config, checkpoint, arguments)
+
+    def _load(self, config: RunConfig, checkpoint: Path, arguments: dict[str, Any]) -> Any:
         saved = read_header(checkpoint).get("model")
         if isinstance(saved, dict) and (saved.get("adapters") or saved.get("config") is None):
             # It holds only the trained weights; the others are loaded from the original model.
@@ -214,7 +217,7 @@ class Language(Family):
             if value:
                 raise ValueError(f"{flag} must be left out for a language model, which has no episodes")
         config, pass_at = read_config(), 1.0 if typed.pass_at is None else typed.pass_at
-        algorithm = self.restore(config, path, True)
+        algorithm = self._load(config, path, _arguments(config, trains=False))
         earlier = header.get("evaluation")
         recorded: dict[str, Any] = earlier if isinstance(earlier, dict) else {}
         n_rows = typed.episodes or recorded.get("n_episodes") or config.eval.n_episodes
@@ -304,12 +307,15 @@ def _require_file(key: str, name: str) -> None:
         raise ValueError(f"{key}={name} must be an existing file of rows ({', '.join(SUFFIXES)}){hint}")
 
 
-def _arguments(config: RunConfig) -> dict[str, Any]:
-    """Return the arguments that an algorithm's constructor and its `from_checkpoint` share."""
+def _arguments(config: RunConfig, trains: bool = True) -> dict[str, Any]:
+    """Return the arguments that an algorithm's constructor and its `from_checkpoint` share.
+
+    The training rows are left out if it only evaluates, on rows of its own.
+    """
     assert config.dataset is not None
     own = None if config.eval.dataset is None else rows(config.eval.dataset, config.imports)
     return {
-        "dataset": rows(config.dataset.source, config.imports),
+        "dataset": rows(config.dataset.source, config.imports) if trains or own is None else None,
         "eval_dataset": own,
         "device": config.device,
         "threads": config.threads,

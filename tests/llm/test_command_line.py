@@ -216,7 +216,8 @@ def test_four_commands_make_one_pipeline(command, here):
 def test_a_run_names_its_files_for_other_folders(command, here, monkeypatch):
     for part in rlox.llm.toy.make_model(0, hidden=16, layers=1):
         part.save_pretrained("base")
-    files = ["model=base", "tokenizer=base", "dataset=sums.jsonl", "eval.dataset=sums.jsonl"]
+    Path("others.jsonl").write_bytes(Path("sums.jsonl").read_bytes())
+    files = ["model=base", "tokenizer=base", "dataset=sums.jsonl", "eval.dataset=others.jsonl"]
     words = [*files, *SMALL, "total_timesteps=2"]
     done(command, "train", "algo=reward_model", *words, "hydra.run.dir=judge")
     rewards = ["reward=[judge,my_rewards:short]", "--import", "my_rewards"]
@@ -229,6 +230,8 @@ def test_a_run_names_its_files_for_other_folders(command, here, monkeypatch):
     assert "reproduced exactly" in done(command, "eval", "../run", "--import", "my_rewards")
     done(command, "train", "resume=../run", "total_timesteps=3", "--import", "my_rewards")
     assert done(command, "generate", "../run", "1+2", "--max-new-tokens", "2", "--import", "my_rewards")
+    (here / "sums.jsonl").rename(here / "elsewhere/moved.jsonl")  # an evaluation needs only its own rows
+    assert "  sampled " in done(command, "eval", "../run", "--import", "my_rewards")
     card = done(command, "card", "../run")
     assert "# grpo on sums\n" in card
     assert "| rows | `sums` |" in card
