@@ -594,10 +594,12 @@ def _split(
 
 def _split_one(tokenizer: Any, alone: list[int], start: str, whole: str, special: bool) -> tuple[list[int], int]:
     """Return the ids of `whole`, and how many of the first of them lie within its beginning `start`."""
-    ids = _whole_ids(tokenizer, whole, special)
     if not getattr(tokenizer, "is_fast", False):  # it has no offsets
+        ids = _whole_ids(tokenizer, whole, special)
         return ids, _n_shared(ids, alone)
-    spans = tokenizer(whole, add_special_tokens=special, return_offsets_mapping=True)["offset_mapping"]
+    encoded = tokenizer(whole, add_special_tokens=special, return_offsets_mapping=True)
+    ids = _without_appended(tokenizer, encoded["input_ids"], whole, special)
+    spans = encoded["offset_mapping"]
     return ids, next((i for i, (_, stop) in enumerate(spans[: len(ids)]) if stop > len(start)), len(ids))
 
 
@@ -627,7 +629,12 @@ def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
 
 def _whole_ids(tokenizer: Any, text: str, special: bool) -> list[int]:
     """Return the ids of a text, with its special tokens if `special`, but not the EOS that some tokenizers append."""
-    ids, eos = _ids(tokenizer, text, special), getattr(tokenizer, "eos_token_id", None)
+    return _without_appended(tokenizer, _ids(tokenizer, text, special), text, special)
+
+
+def _without_appended(tokenizer: Any, ids: list[int], text: str, special: bool) -> list[int]:
+    """Return the ids of a text without the EOS that its tokenizer appended, if it did."""
+    eos = getattr(tokenizer, "eos_token_id", None)
     if not special or not ids or ids[-1] != eos:
         return ids
     bare = _ids(tokenizer, text, False)
