@@ -382,6 +382,18 @@ def test_the_fingerprint_needs_enough_runs_on_both_sides(ours, nominal, fewest):
     assert not fingerprint.compare(apart[:4], nominal_runs).differs
 
 
+def test_another_algorithm_on_the_same_environment_is_compared_with(before, tmp_path):
+    folder, _ = before
+    earlier = ("--against", folder / "learn.json")
+    done = learn("algo=a2c", *SHORT[1:], "~reference", "--seeds", 5, *earlier, "--margin", 500, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "others            PASS" in done.stdout
+    assert "fingerprint no verdict, because the nominal runs had other settings: " in " ".join(done.stdout.split())
+    two = learn("algo=a2c,dqn", *SHORT[1:], *earlier, cwd=tmp_path)
+    assert two.returncode == 2
+    assert "must hold a2c-CartPole-v1, but has ppo-CartPole-v1" in " ".join(two.stderr.split())
+
+
 def test_a_score_is_compared_with_results_that_have_no_fingerprint(before, tmp_path):
     folder, _ = before
     curves = {seed: [{"step": 6400, "mean": 20.0}, {"step": 12800, "mean": 20.0 + seed}] for seed in range(5)}

@@ -55,6 +55,14 @@ def test_a_new_package_passes_its_test_and_trains(tmp_path, kind):
     done = forked.run("train", *training, *SMALL, "output_dir=run", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert (folder / "run" / "checkpoints" / "last.safetensors").is_file()
+    if words[0] == "algorithm":  # in a process of its own, which knows it only by --import
+        resumed = [sys.executable, "-m", "rlox", "train", *training[:2], "resume=run", "total_timesteps=2048"]
+        done = subprocess.run(resumed, capture_output=True, text=True, cwd=folder, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "resuming run at step " in done.stdout
+        done = subprocess.run([*resumed[:4], "resume=run"], capture_output=True, text=True, cwd=folder, check=False)
+        assert done.returncode == 2
+        assert f"add --import {training[1]}" in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow

@@ -178,9 +178,17 @@ def compose_cells(words: list[str]) -> dict[str, Job]:
 
 
 def _earlier(path: Path, jobs: dict[str, Job], score_only: bool) -> dict[str, dict[str, Any]]:
-    """Return the cells of an earlier result, by label, after checking that they can be compared with `jobs`."""
+    """Return the cells of an earlier result, by the label of the job that each is compared with, after checking them.
+
+    A job without a cell of its label is compared with the environment's only cell, of another algorithm.
+    """
     try:
-        cells = jsonlib.loads(path.read_text())["cells"]
+        cells = dict(jsonlib.loads(path.read_text())["cells"])
+        for env in {job.config.env.id for label, job in jobs.items() if label not in cells}:
+            ours = [label for label, job in jobs.items() if job.config.env.id == env]
+            theirs = [cell for cell in cells.values() if cell.get("settings", {}).get("env", {}).get("id") == env]
+            if len(ours) == len(theirs) == 1:
+                cells[ours[0]] = theirs[0]
         faults = [_fault(cells, label, job, score_only) for label, job in jobs.items()]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
         raise UsageError(

@@ -28,9 +28,7 @@ def configuration(saved: dict[str, Any], modules: list[str], where: Path) -> tup
     UsageError
         If the data is not a configuration, or needs modules of the user that were not typed.
     """
-    algo = algorithm_name(saved, where)
-    require_typed([*list_needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, where)
-    import_modules(modules)
+    algo = algorithm_name(saved, modules, where)
     try:
         return OmegaConf.to_object(add_types(saved, algo)), algo
     except (OmegaConfBaseException, ValueError, TypeError) as e:
@@ -52,10 +50,15 @@ def check_saved(config: RunConfig, algo: str, where: Path) -> None:
         raise UsageError(f"{shown(where)}: {e}") from e
 
 
-def algorithm_name(saved: dict[str, Any], path: Path) -> str:
-    """Remove the algorithm's name from its section and return it.
+def algorithm_name(saved: dict[str, Any], modules: list[str], path: Path) -> str:
+    """Import `modules`, one of which may define the algorithm; remove its name from its section and return it.
 
     Also checks the types of the keys that are read before the whole configuration is checked.
+
+    Raises
+    ------
+    UsageError
+        As `configuration`: code of the user is imported only if it was typed, since a file must not decide what runs.
     """
     name = saved["algo"].pop("name", None) if isinstance(saved.get("algo"), dict) else None
     env = saved.get("env")
@@ -66,6 +69,9 @@ def algorithm_name(saved: dict[str, Any], path: Path) -> str:
         and isinstance(env.get("wrappers"), list)
         and isinstance(saved.get("imports"), list)
     )
+    if sound:
+        require_typed([*list_needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, path)
+        import_modules(modules)
     if not (sound and isinstance(name, str) and entry_of(name) is not None):
         raise UsageError(
             f"{shown(path)} must hold a run's configuration, with env, imports, and algo.name one of "

@@ -30,7 +30,6 @@ from rlox_cli.config.overrides import refuse_blanks
 from rlox_cli.config.saved import add_types, algorithm_name, check_saved
 from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, register, to_run_config
 from rlox_cli.families.family import family_of
-from rlox_cli.families.imports import import_modules, list_needed_modules, require_typed
 from rlox_cli.records.folders import resume_command
 from rlox_cli.records.runs import plain
 from rlox_cli.run.session import Outcome, Resumption, Stopper, resume
@@ -43,7 +42,7 @@ _FIXED = (
     *("env.reward_fn", "algo.name", *(f"algo.{name}" for name in (*DEFINES_WEIGHTS, *DEFINES_MEANING))),
     *("buffer", "dataset", "model", "tokenizer", "reward", "reward_weights", "conversation"),
 )
-_ANEW = "start a new run, since its weights would not fit"
+_ANEW = "start a new run, since its weights would not fit or mean something else"
 _GROUPS = ("algo", "env", "buffer", "dataset")
 
 
@@ -78,17 +77,14 @@ def prepare(
     folder = path.parent.parent
     register()
     saved = read_config(folder)
-    algo = algorithm_name(saved, folder / "config.yaml")
-    # Code of the user is loaded only if it is typed again: a file must not decide what runs.
-    require_typed([*list_needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, folder)
-    import_modules(modules)
+    algo = algorithm_name(saved, modules, folder / "config.yaml")
     config = _apply_changes(saved, algo, overrides)
     check_saved(config, algo, folder / "config.yaml")
     before = to_run_config(add_types(saved, algo))
     changed = dict(differences(to_plain(before, algo), to_plain(config, algo)))
     for key, (old, new) in changed.items():
         if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
-            fits = key.removeprefix("algo.") not in DEFINES_WEIGHTS
+            fits = key.removeprefix("algo.") not in (*DEFINES_WEIGHTS, *DEFINES_MEANING)
             raise UsageError(
                 f"{key} must stay {plain(old)} in a run that is resumed, got {plain(new)}; "
                 + (f"a new run can start from its weights: rlox train … init_from={shown(path)}" if fits else _ANEW)
