@@ -140,8 +140,15 @@ def test_the_short_forms_of_the_library():
         DQN("CartPole-v1", buffer=NewestBuffer(500, 4, 1), n_step=3)
 
 
+class NStepBuffer(NewestBuffer):
+    """Says that it computes n-step returns."""
+
+    def cut(self):
+        raise AssertionError("no environment starts anew here")
+
+
 def test_a_registered_class_receives_the_fields_of_its_configuration(registered):
-    registered("newest", NewestBuffer, NewestConfig)
+    registered("newest", NStepBuffer, NewestConfig)
     dqn = DQN("CartPole-v1", n_envs=2, buffer={"name": "newest", "size": 600, "window": 50, "n_step": 2}, **SMALL)
     assert dqn.buffer.window == 50
     assert dqn.buffer.given == {"obs_dim": 4, "act_dim": 1, "n_step": 2, "gamma": 0.99, "n_envs": 2}
@@ -152,6 +159,14 @@ def test_a_registered_class_receives_the_fields_of_its_configuration(registered)
     assert free.buffer.given == {"obs_dim": 4, "act_dim": 1, "mood": "good"}
     metrics = free.train(60)
     assert np.isfinite(metrics["q_loss"])
+
+
+def test_n_step_returns_need_a_memory_that_computes_them(registered):
+    registered("plain", NewestBuffer)
+    settings = {"name": "plain", "kwargs": {"window": 7}}
+    assert np.isfinite(DQN("CartPole-v1", buffer=settings, **SMALL).train(60)["q_loss"])
+    with pytest.raises(ValueError, match="buffer: n_step must be 1 with plain, got 3: it computes no n-step returns"):
+        DQN("CartPole-v1", buffer={**settings, "n_step": 3}, **SMALL).train(60)
 
 
 def test_an_object_is_a_memory_too(tmp_path):

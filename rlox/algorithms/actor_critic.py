@@ -80,7 +80,7 @@ class ActorCriticAlgorithm(OffPolicyAlgorithm):
             self.target, self._target_block = flat_copy(self.critics)
             self.keep("target", self.target)
         if dropout is not None:
-            self.target.dropout = self.keep("dropout", dropout)  # one generator for both networks
+            self.target.dropout = self.keep("dropout", dropout, switch="dropout")  # one generator for both networks
 
     def _make_ensemble(self, rng: Rng, dropout: Dropout | None) -> CriticEnsemble:
         """Create the critics, of what `critic_head` says."""

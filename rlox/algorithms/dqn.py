@@ -82,8 +82,8 @@ class DQN(OffPolicyAlgorithm):
                 policy = RecurrentQNetwork(*sizes, memory, rng) if memory else DiscreteQNetwork(*sizes, rng)
         elif not isinstance(policy, nn.Module):
             raise TypeError(f"DQN: policy must be a torch.nn.Module, got {type(policy).__name__}")
-        elif c.value_option is not None:
-            raise ValueError(f"DQN: policy must be left out with {c.value_option}, got a {type(policy).__name__}")
+        elif (option := c.value_option or ("dueling" if c.dueling else None)) is not None:
+            raise ValueError(f"DQN: policy must be left out with {option}, got a {type(policy).__name__}")
         self.policy = policy if isinstance(policy, QPolicy) else QPolicy(policy, spec.n_actions)
         if bool(self.policy.state_dim) is not self.config.recurrent:
             rule = "lstm or gru for a policy with one" if self.policy.state_dim else "none for a policy without one"

@@ -237,7 +237,7 @@ class MAPPO(OnPolicyAlgorithm):
         if c.self_play:
             slots, copies = [player.slots for player in self.players], [copy.deepcopy(policy) for policy in acting]
             game = SelfPlay(names, slots, acting, copies, c.self_play_pool, c.self_play_every, self.seed)
-            self.collector.self_play = self.keep("self_play", game)
+            self.collector.self_play = self.keep("self_play", game, switch="self_play")
 
     @property
     def actor(self) -> Any:

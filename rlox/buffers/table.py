@@ -187,6 +187,8 @@ def make_buffer(
     ------
     TypeError
         If the class is not a `Buffer`, or does not accept the arguments.
+    ValueError
+        If it computes no n-step returns, but `config` asks for them.
     """
     act_dim = spec.model_width
     if state_dim and config.name == "uniform":
@@ -218,4 +220,9 @@ def make_buffer(
     if not isinstance(buffer, Buffer):
         missing = [name for name in _METHODS if not hasattr(buffer, name)]
         raise TypeError(f"buffer: {config.name} ({cls}) must define {', '.join(missing)}; see rlox.buffers.Buffer")
+    if config.n_step > 1 and not hasattr(buffer, "cut"):
+        raise ValueError(
+            f"buffer: n_step must be 1 with {config.name}, got {config.n_step}: it computes no n-step returns, or it "
+            "would define cut; see rlox.buffers.Buffer"
+        )
     return buffer

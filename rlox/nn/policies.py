@@ -314,18 +314,14 @@ class ActorCritic(Actor):
 
     @torch.no_grad()
     def sample(self, obs: torch.Tensor) -> torch.Tensor:
-        """Return sampled actions, seeded by ``torch.manual_seed``.
+        """Return sampled actions without a gradient, seeded by ``torch.manual_seed``.
 
-        They have no gradient: a policy-gradient loss differentiates only their log-probability. If it also
-        differentiated a Gaussian's sample, the gradient of the mean would cancel.
+        If a loss differentiated a Gaussian's sample with its log-probability, the mean's gradient would cancel.
         """
         return super().sample(obs)
 
     def get_action_and_logprob(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return sampled actions, and their log-probabilities (B,) with a gradient; seeded by ``torch.manual_seed``.
-
-        Collectors switch gradients off; a custom loop can do so with ``torch.no_grad()``.
-        """
+        """Return actions as `sample` does, and their log-probabilities (B,) with a gradient."""
         actions = self.sample(obs)
         return actions, self.get_logprob_and_entropy(obs, actions)[0]
 
@@ -353,7 +349,11 @@ def policy_outputs(
         if masks is not None:
             outputs = mask_outputs(outputs, masks)
         return *policy.distribution(outputs, actions), values
-    return *policy.get_logprob_and_entropy(obs, actions), policy.get_value(obs)
+    log_probs, entropy, values = *policy.get_logprob_and_entropy(obs, actions), policy.get_value(obs)
+    for name, found in (("log-probabilities", log_probs), ("entropies", entropy), ("values", values)):
+        if found.shape != obs.shape[:1]:  # (B, 1) would become (B, B)
+            raise ValueError(f"the policy's {name} must have shape (B,), got {tuple(found.shape)} for B = {len(obs)}")
+    return log_probs, entropy, values
 
 
 def mask_outputs(outputs: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:

@@ -127,14 +127,9 @@ class Backend(str):
         """
         if not isinstance(compiles, bool):
             raise TypeError(f"{where}: compile must be true or false, got {shown(compiles)}")
-        if compiles and config.recurrent:
-            raise ValueError(
-                f"{where}: compile must be false with memory={config.memory}, whose steps are one kernel call"
-            )
-        if compiles and getattr(config, "dropout", 0.0):
-            raise ValueError(
-                f"{where}: compile must be false with dropout={config.dropout:g}, whose masks the host draws"
-            )
+        stops = {"memory": config.recurrent, "dropout": getattr(config, "dropout", 0.0)}
+        if compiles and (name := next(filter(stops.get, stops), None)):
+            raise ValueError(f"{where}: compile must be false with {name}={getattr(config, name)}, outside PyTorch")
         if requested == "torch":
             return cls("torch", "as requested", compiles)
         obstacle = "compile is for PyTorch" if compiles else find_obstacle(policy, device, requested)

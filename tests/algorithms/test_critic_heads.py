@@ -169,3 +169,12 @@ def test_unit_norm_holds_after_each_update_for_policy_and_critics():
 def test_an_unknown_preset_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match=r"name must be one of .*, got 'xcq'; did you mean 'xqc'"):
         preset("xcq")
+
+
+def test_dropout_is_switched_on_at_resume(tmp_path):
+    small = {"hidden_sizes": [8], "learning_starts": 20, "batch_size": 8, "seed": 1}
+    path = tmp_path / "sac.safetensors"
+    plain = SAC("Pendulum-v1", **small)
+    plain.train(40)
+    plain.save(path)
+    assert SAC.from_checkpoint(path, dropout=0.1).train(40)

@@ -438,3 +438,15 @@ def test_images_go_through_a_network_of_each_critic():
 def test_a_single_action_has_values_of_its_own():
     critics = ActionCritics(3, 1, 8, rng=Rng(0))
     assert critics.action_values(torch.zeros(5, 3)).shape == (2, 5, 1)
+
+
+@pytest.mark.parametrize(
+    "option", [{"actor_norm": "layer"}, {"residual_blocks": 1, "hidden_sizes": [8]}, {"unit_norm": True}]
+)
+def test_a_policy_of_ones_own_refuses_options_of_the_policy_that_it_replaces(option):
+    module = nn.Linear(4, 2)
+    before = module.weight.detach().clone()
+    name, value = next(iter(option.items()))
+    with pytest.raises(ValueError, match=f"SAC: policy must be left out with {name}={value}"):
+        SAC("CartPole-v1", policy=module, **{**SMALL, **option})
+    assert torch.equal(module.weight, before)

@@ -383,6 +383,11 @@ def test_weights_of_another_run_are_loaded_into_both_networks(tmp_path):
         DQN("CartPole-v1", dueling=True, **SMALL).init_from(tmp_path / "a.safetensors")
 
 
+def test_a_policy_of_ones_own_is_not_dueling():
+    with pytest.raises(ValueError, match="DQN: policy must be left out with dueling, got a Linear"):
+        DQN("CartPole-v1", policy=torch.nn.Linear(4, 2), dueling=True, **SMALL)
+
+
 def test_a_memory_smaller_than_a_batch_is_an_error():
     least = r"size must be at least batch_size \(64\) and n_envs \(1\), got buffer_size=10"
     with pytest.raises(ValueError, match=least):

@@ -8,7 +8,7 @@ import torch
 from run_results import Losses
 from torch import nn
 
-from rlox.algorithms import PPO
+from rlox.algorithms import A2C, IMPALA, PPO
 from rlox.algorithms.trainers import PPOTrainer
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
@@ -132,6 +132,33 @@ class UserPolicy(nn.Module):
     def get_logprob_and_entropy(self, obs, actions):
         dist = self.dist(obs)
         return dist.log_prob(actions), dist.entropy()
+
+
+class ColumnPolicy(UserPolicy):
+    """Returns one of its outputs as a column, which subtraction would turn into (B, B)."""
+
+    def __init__(self, column):
+        super().__init__()
+        self.column = column
+
+    def get_value(self, obs):
+        values = super().get_value(obs)
+        return values[:, None] if self.column == "values" else values
+
+    def get_logprob_and_entropy(self, obs, actions):
+        log_probs, entropy = super().get_logprob_and_entropy(obs, actions)
+        if self.column == "entropies":
+            return log_probs, entropy[:, None]
+        return (log_probs[:, None] if self.column == "log-probabilities" else log_probs), entropy
+
+
+@pytest.mark.parametrize("column", ["values", "log-probabilities", "entropies"])
+@pytest.mark.parametrize("cls", [PPO, A2C, IMPALA])
+def test_columns_of_a_user_policy_are_refused(cls, column):
+    algorithm = cls("CartPole-v1", n_envs=4, seed=0, policy=ColumnPolicy(column), n_steps=16)
+    wrong = rf"the policy's {column} must have shape \(B,\), got \(64, 1\) for B = 64"
+    with pytest.raises(ValueError, match=wrong):
+        algorithm.train(128)
 
 
 @pytest.mark.slow

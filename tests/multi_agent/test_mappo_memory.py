@@ -155,6 +155,15 @@ def test_a_cue_of_the_first_step_is_remembered(share):
     assert returns["none"].mean() < 1.3
 
 
+def test_self_play_is_switched_on_at_resume(tmp_path):
+    settings = {"env_fn": zoo_probes.MaskedZoo, "seed": 5, **SMALL, "share_parameters": False}
+    alone = rlox.MAPPO("zoo", **settings)
+    alone.train(32)
+    alone.save(tmp_path / "alone.safetensors")
+    again = rlox.MAPPO.from_checkpoint(tmp_path / "alone.safetensors", env_fn=zoo_probes.MaskedZoo, self_play=True)
+    assert again.train(32)
+
+
 @pytest.mark.parametrize("options", [
     {}, {"share_parameters": False, "value_norm": True, "memory": "gru"}, {"critic": "local", "sequence_length": 4},
     {"share_parameters": False, "self_play": True, "self_play_every": 1, "memory_layers": 2},
