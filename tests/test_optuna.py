@@ -16,6 +16,7 @@ from dataclasses import fields
 import forked
 import optuna
 import pytest
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -341,6 +342,21 @@ def test_a_search_prunes_bad_trials_prints_the_best_and_can_be_extended(tmp_path
     assert results(study(tmp_path)[:9]) == results(trials)
     assert {"trial 9 of 11", "trial 10 of 11"} == set(re.findall(r"trial \d+ of 11", printed))
     assert "11 of 11 trials have ended" in rlox(tmp_path, "sweep", "status", "sweep")
+
+
+@pytest.mark.slow
+def test_the_printed_command_has_the_folder_and_the_modules_that_were_typed(tmp_path):
+    (tmp_path / "conf/experiment").mkdir(parents=True)
+    (tmp_path / "conf/experiment/mine.yaml").write_text("# @package _global_\nalgo:\n  gamma: 0.97\n")
+    (tmp_path / "nothing.py").touch()
+    typed = ["-cd", "conf", "--import", "nothing", *OPTUNA, "experiment=mine", *RUNS, RATE, "hydra.sweeper.n_trials=1"]
+    printed = rlox(tmp_path, "train", *typed, "hydra.sweep.dir=sweep")
+    (command,) = re.findall(r"train it +(rlox train .*)", printed)
+    assert command.startswith("rlox train -cd conf --import nothing ")
+    assert "imports=" not in command
+    assert "as a preset" not in printed
+    rlox(tmp_path, *shlex.split(command)[1:], "output_dir=again")
+    assert yaml.safe_load((tmp_path / "again/config.yaml").read_text())["algo"]["gamma"] == 0.97
 
 
 @pytest.mark.slow

@@ -267,7 +267,7 @@ def run_to_end(sweep: Sweep, search: Search, config: dict[str, Any], launch: Lau
         console.print(f"resume with: {resume_command(sweep)}")
         raise
 
-    has_best = report(trials.study, search, sweep.folder, console)
+    has_best = report(trials.study, search, sweep, console)
     finish_mirrors([p.folder for p in sweep.progress.values() if p.attempts], console)
     if open_:
         raise RuntimeError(

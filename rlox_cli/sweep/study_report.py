@@ -16,6 +16,7 @@ from rich.console import Console
 
 from rlox.checkpoint import run_files
 from rlox_cli.config.ranges import Search
+from rlox_cli.records.ledger import Sweep
 from rlox_cli.sweep.study import best_trial, format_value
 from rlox_cli.terminal.console import PlainTable, make_table, print_table
 from rlox_cli.terminal.paths import shown
@@ -49,11 +50,12 @@ def trials_table(study: optuna.Study) -> PlainTable:
     return table
 
 
-def report(study: optuna.Study, search: Search, folder: Path, console: Console) -> bool:
-    """Print the trials and the best one, and write ``experiment/best.yaml`` and ``study.png`` into `folder`.
+def report(study: optuna.Study, search: Search, sweep: Sweep, console: Console) -> bool:
+    """Print the trials and the best one, and write ``experiment/best.yaml`` and ``study.png`` into the sweep's folder.
 
     Return whether any trial has a value.
     """
+    folder, head = sweep.folder, sweep.head
     print_table(console, trials_table(study))
     best = best_trial(study)
     if best is None:
@@ -68,10 +70,15 @@ def report(study: optuna.Study, search: Search, folder: Path, console: Console) 
     shares = ", ".join(
         f"{key.removeprefix('algo.')} {share:.0%}" for key, share in importances.items() if share >= 0.005
     )
+    flags = [flag for flag in head.flags if flag not in ("-m", "--multirun")]
+    imports = [word for name in head.imports for word in ("--import", name)]
+    words = [word for word in overrides if not word.startswith("imports=")]
+    # Hydra takes one folder of the user's, and the preset may stand on one in the folder that was typed.
+    preset = "" if flags else f"rlox train {shlex.join(['-cd', shown(folder), *imports])} experiment=best"
     for name, value in (
         ("best", f"trial {best.number}: mean return {best.value:.1f}"),
-        ("train it", f"rlox train {shlex.join(overrides)}"),
-        ("as a preset", f"rlox train -cd {shlex.quote(shown(folder))} experiment=best"),
+        ("train it", f"rlox train {shlex.join([*flags, *imports, *words])}"),
+        ("as a preset", preset),
         ("importance", shares),
         ("picture", shown(folder / PICTURE)),
     ):
