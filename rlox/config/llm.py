@@ -26,7 +26,7 @@ class LLMConfig(Config):
     largest = MOST_AT_ONCE
 
     learning_rate: float = searched(1e-6, _RATES)  # AdamW's step size at the start
-    learning_rate_schedule: str = "constant"  # constant, or linear: down to 0
+    learning_rate_schedule: str = "constant"  # constant, or linear: down to 0 after the warm-up
     warmup: float = 0.0  # share of the training over which the learning rate rises from 0
     weight_decay: float = 0.0  # of AdamW: share of each weight, times the learning rate, subtracted per step
     batch_size: int = 8  # rows of the dataset per update: prompts, pairs or texts

@@ -422,7 +422,8 @@ class LLMAlgorithm(Algorithm):
         if not steps:  # direct calls of `train_step` have no planned end
             return {"learning_rate": c.learning_rate}
         rising = min(1.0, (progress + 1.0 / steps) / c.warmup) if c.warmup else 1.0
-        return {"learning_rate": rising * scheduled(c.learning_rate, c.learning_rate_schedule, progress)}
+        since = max(0.0, progress - c.warmup) / (1.0 - c.warmup)  # the schedule begins where the warm-up ends
+        return {"learning_rate": rising * scheduled(c.learning_rate, c.learning_rate_schedule, since)}
 
     def follow_schedule(self) -> None:
         """Set the optimiser's learning rate to its scheduled value."""

@@ -75,8 +75,7 @@ def test_the_learning_rate_rises_and_falls():
 
     algorithm.update = watched
     algorithm.train(10)
-    rising = [min(1.0, (k + 1) / 4) for k in range(10)]
-    assert rates == pytest.approx([r * (1 - k / 10) for k, r in enumerate(rising)])
+    assert rates == pytest.approx([(k + 1) / 4 if k < 4 else (10 - k) / 6 for k in range(10)])
     assert update is not watched
 
 
