@@ -225,7 +225,9 @@ def _id_rows(group: Any, name: str, model: LanguageModel, where: str) -> list[np
     for i, row in enumerate(group):
         ids = np.asarray(row.detach().cpu() if isinstance(row, torch.Tensor) else row)
         if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-            raise TypeError(f"{where}: {name} must hold rows of integer token ids, got {shown(row)} in row {i}")
+            chat = isinstance(row, list) and all(isinstance(one, dict) for one in row)
+            hint = '; a conversation is {"prompt": [message, …]}' if chat else ""
+            raise TypeError(f"{where}: {name} must hold rows of integer token ids, got {shown(row)} in row {i}{hint}")
         if len(ids) and ids.min() < 0:
             raise ValueError(f"{where}: {name} must hold ids of at least 0, got {int(ids.min())} in row {i}")
         rows.append(_remove_padding(ids.astype(np.int64), name, model) if whole else ids.astype(np.int64))

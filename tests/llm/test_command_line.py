@@ -261,6 +261,9 @@ def test_init_from_moves_the_reference(command, here, lora):
     losses = [row["loss/total"] for row in rows if "loss/total" in row]
     assert losses == [pytest.approx(np.log(2), abs=1e-5)]
     assert "reproduced exactly" in done(command, "eval", "dpo")
+    for flag in ("--samples", "--pass-at"):
+        code, _, err = command("eval", "dpo", flag, "3")
+        assert (code, f"{flag} must be left out for dpo, which has no reward" in err) == (2, True)
 
 
 @pytest.mark.slow

@@ -409,6 +409,10 @@ CASES = {
         lambda: online(preference_fn=lambda prompts, completions: 0).train(1), TypeError,
         "preference_fn must return a list, got 0",
     ),
+    "a conversation as a prompt": (
+        lambda: grpo().generate([[{"role": "user", "content": "1"}]]), TypeError,
+        r'rows of integer token ids, got .* in row 0; a conversation is ."prompt": .message',
+    ),
     "an environment without step": (
         lambda: grpo(reward_fn=None, environment=Resets).train(1), TypeError,
         "the environment must have reset and step, but Resets has no step",
