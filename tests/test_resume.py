@@ -395,7 +395,7 @@ def test_the_same_in_the_library(tmp_path):
             "algo.optimizer must stay adam .*; start a new run, since its weights",
         ),
         (["resume=run", "algo.memory=gru"], "algo.memory must stay none in a run that is resumed, got gru"),
-        (["resume=run", "algo.normalize_rewards=true"], "must stay false .*, got true; a new run can start from its"),
+        (["resume=run", "algo.normalize_rewards=true"], "must stay false .*, got true; start a new run, since its"),
         (["resume=run", "env.reward_fn=sign"], "env.reward_fn must stay null in a run that is resumed, got sign"),
         (["resume=run", "preset=mine"], "preset=mine must not be combined with resume="),
         (["preset=crossq"], "preset=crossq must be left out: a preset is chosen by algo=NAME"),

@@ -73,7 +73,6 @@ class Language(Family):
             ("env.kwargs", run.env.kwargs, "left out"),
             ("env.wrappers", run.env.wrappers, "left out"),
             ("env.workers", run.env.workers, "0"),
-            ("env.n_envs", run.env.n_envs != 1 and run.env.n_envs, "1"),
             ("env.backend", run.env.backend != "auto" and run.env.backend, "auto"),
             ("eval.max_steps", run.eval.max_steps, "null"),
             *((f"dataset.{name}", value, meant) for name, value, meant in _changed_transitions(run.dataset)),

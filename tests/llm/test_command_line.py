@@ -294,7 +294,6 @@ def test_check_reports_the_resources_of_a_run_and_trains_nothing(command, here):
         ([*COPY, "dataset=sum.jsonl"], "did you mean 'sums.jsonl'?"),
         ([*COPY, "env.workers=2", "env.n_envs=2"], "env.workers must be 0 with algo=grpo"),
         ([*COPY, "compile=true"], "compile must be false with algo=grpo"),
-        ([*COPY, "env.n_envs=4"], "env.n_envs must be 1 with algo=grpo, which trains a language model, got 4"),
         ([*COPY, "env.backend=gymnasium"], "env.backend must be auto with algo=grpo"),
         ([*COPY, "eval.max_steps=3"], "eval.max_steps must be null with algo=grpo"),
         ([*COPY, "dataset.normalize=true"], "dataset.normalize must be false with algo=grpo"),
