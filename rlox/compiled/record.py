@@ -38,7 +38,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.memory": "ef755ada92f1443e e5a73dc87a7a7119",
     "rlox.nn.modules": "faeaca5d4c50ea9a 4277f5f2f015993a",
     "rlox.nn.optimizers": "b7970caa1dea0314 08cc5f4accd7ace4",
-    "rlox.nn.policies": "a09d0dff83b61fe0 e8a4437ef73a400d",
+    "rlox.nn.policies": "74674cc6190d6739 2b0c4e32daf80b76",
     "rlox.nn.sequence_losses": "b95c718cbbc1f735 13f85a99b6c1505c",
     "rlox.nn.value_distributions": "2874e3cdd98331ea 7e1fd2fda6796eef",
     "rlox.nn.value_losses": "efcd3694465d5239 86d51ba1123e42d6",

@@ -314,10 +314,7 @@ class ActorCritic(Actor):
 
     @torch.no_grad()
     def sample(self, obs: torch.Tensor) -> torch.Tensor:
-        """Return sampled actions without a gradient, seeded by ``torch.manual_seed``.
-
-        If a loss differentiated a Gaussian's sample with its log-probability, the mean's gradient would cancel.
-        """
+        """Return actions, seeded by ``torch.manual_seed``, without a gradient: it would cancel a Gaussian mean's."""
         return super().sample(obs)
 
     def get_action_and_logprob(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -349,7 +346,8 @@ def policy_outputs(
         if masks is not None:
             outputs = mask_outputs(outputs, masks)
         return *policy.distribution(outputs, actions), values
-    log_probs, entropy, values = *policy.get_logprob_and_entropy(obs, actions), policy.get_value(obs)
+    log_probs, entropy = policy.get_logprob_and_entropy(obs, actions)
+    values = policy.get_value(obs)
     for name, found in (("log-probabilities", log_probs), ("entropies", entropy), ("values", values)):
         if found.shape != obs.shape[:1]:  # (B, 1) would become (B, B)
             raise ValueError(f"the policy's {name} must have shape (B,), got {tuple(found.shape)} for B = {len(obs)}")

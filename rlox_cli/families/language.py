@@ -217,8 +217,8 @@ class Language(Family):
                 raise ValueError(f"{flag} must be left out for a language model, which has no episodes")
         config, pass_at = read_config(), 1.0 if typed.pass_at is None else typed.pass_at
         algorithm = self._load(config, path, _arguments(config, trains=False))
-        for flag, value in (("--samples", typed.samples), ("--pass-at", typed.pass_at)):
-            if value is not None and not algorithm.rewarded:
+        for flag, given in (("--samples", typed.samples), ("--pass-at", typed.pass_at)):
+            if given is not None and not algorithm.rewarded:
                 raise UsageError(f"{flag} must be left out for {header['algorithm']}, which has no reward")
         earlier = header.get("evaluation")
         recorded: dict[str, Any] = earlier if isinstance(earlier, dict) else {}
