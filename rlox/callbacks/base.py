@@ -281,8 +281,8 @@ class History(Mapping[str, np.ndarray]):
 
     ``history["step"]`` contains the steps (offline: updates), (R,) int64, increasing. Every other column, such as
     ``history["mean_reward"]``, has one number for each of them, (R,) f64: NaN where there was none. The names are those
-    that ``train`` returns; results of evaluations are in ``eval/mean_return`` and so on. ``pandas.DataFrame(history)``
-    is a table.
+    that ``train`` returns; results of evaluations are in ``eval/mean_return`` and so on.
+    ``pandas.DataFrame(dict(history))`` is a table.
 
     Rows take 8 bytes for each metric. At `MOST_ROWS` rows, every second one is left out, except for evaluations and the
     newest.
