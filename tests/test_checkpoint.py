@@ -249,7 +249,7 @@ COUNTERS = dict.fromkeys(("env_steps", "updates", "episodes", "horizon_start", "
     [
         ("file", ["a", "a" * 500], ["", "a" * 501, "a\n", 5, None]),
         ("seed", [0, 2**64 - 1], [-1, 2**64, 1.0, True]),
-        ("threads", [0, 256], [257, "1"]),
+        ("threads", [0, 256, 1024], [1025, "1"]),
         ("memory_start", [0, 2**53 - 1], [2**53, -1, False]),
         ("policy", ["default", "custom"], ["other", None]),
         ("reward_fn", [None, "f"], ["", 1]),

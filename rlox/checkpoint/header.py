@@ -223,6 +223,6 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "reward_fn": (lambda x: x is None or _is_name(x), "be a name or null"),
     "spaces": (_are_spaces, "contain obs_dim, act_dim and continuous"),
     "seed": (lambda x: is_count(x, 2**64), "be an integer in [0, 2**64)"),
-    "threads": (lambda x: is_count(x, 257), "be an integer in [0, 256]"),
+    "threads": (lambda x: is_count(x, 1025), "be an integer in [0, 1024]"),
     "values": (_is_object, "be an object"),
 }

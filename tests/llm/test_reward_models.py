@@ -522,6 +522,7 @@ GOOD = b'{"prompts": ["a"], "completions": ["b"]}'
         ({"body": b'{"prompts": [%s], "completions": []}' % b",".join([b'""'] * 9)}, 413, "prompts must be at most 8"),
         ({"body": b" " * 1001}, 413, "a request must have at most 1,000 bytes, got 1001"),
         ({"headers": [("Content-Length", "9" * 30)]}, 413, "at most 1,000 bytes, got 9999"),
+        ({"headers": [("Content-Length", "0" * 30 + "1001")]}, 413, "at most 1,000 bytes, got 1001"),
         ({"headers": [("Content-Length", "-1")]}, 411, "Content-Length"),
         ({"headers": [("Transfer-Encoding", "chunked")]}, 411, "Content-Length"),
         ({"body": GOOD, "path": "/scores"}, 404, "use POST /score"),

@@ -99,6 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
             raise _Refused(411, "the header Content-Length must contain the length of the request")
+        length = length.lstrip("0") or "0"
         if int(length[:20]) > MOST_BYTES:
             raise _Refused(413, f"a request must have at most {MOST_BYTES:,} bytes, got {length[:20]}")
         body = self.rfile.read(int(length))
