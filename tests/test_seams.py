@@ -123,24 +123,32 @@ def test_native_environments_in_fused_rounds():
 
 
 class NStep(NewestBuffer):
-    """A memory that is configured for n-step returns."""
+    """A memory of n-step returns that records its length at each cut."""
+
+    def cut(self):
+        self.cuts = [*getattr(self, "cuts", ()), len(self)]
 
 
-def test_an_external_memory_with_n_step_returns_must_implement_cut(tmp_path):
-    rlox.buffers.BUFFERS["outside-n-step"] = Entry(NStep, None)
+def test_an_external_memory_with_n_step_returns_must_implement_cut():
+    buffer = {"name": "outside-n-step", "size": 300, "n_step": 3}
+    rlox.buffers.BUFFERS["outside-n-step"] = Entry(NewestBuffer, None)
     try:
-        dqn = DQN(ENV, buffer={"name": "outside-n-step", "size": 300, "n_step": 3}, **SMALL)
+        with pytest.raises(ValueError, match=r"n_step must be 1 with outside-n-step, got 3.* or it would define cut"):
+            DQN(ENV, buffer=buffer, **SMALL).train(40)
+        rlox.buffers.BUFFERS["outside-n-step"] = Entry(NStep, None)
+        dqn = DQN(ENV, buffer=buffer, **SMALL)
         dqn.train(40)
-        dqn.collector.forget_buffer()
-        with pytest.raises(TypeError, match=r"must define cut\(\) in case environments restart, NStep does not"):
-            dqn.train(10)
-        cuts = []
-        dqn.buffer.cut = lambda: cuts.append(len(dqn.buffer))
-        dqn.train(10)
-        dqn.train(10)
-        assert cuts == [40]
     finally:
         del rlox.buffers.BUFFERS["outside-n-step"]
+    dqn.collector.forget_buffer()
+    dqn.train(10)
+    dqn.train(10)
+    assert dqn.buffer.cuts == [0, 40]
+    other = NewestBuffer(300, dqn.spec.obs_dim, 1)
+    dqn.collector.step(None, other, random=True)
+    dqn.collector.forget_buffer()
+    with pytest.raises(TypeError, match=r"must define cut\(\) in case environments restart, NewestBuffer does not"):
+        dqn.collector.step(None, other, random=True)
 
 
 @pytest.mark.parametrize("marked", [True, False])

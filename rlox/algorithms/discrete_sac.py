@@ -85,8 +85,6 @@ class DiscreteSAC(SAC):
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         c, spec, where = self.config, self.spec, type(self).__name__
-        if policy is not None and (option := self._find_policy_option()) is not None:
-            raise ValueError(f"{where}: policy must be left out with {option}, which is of the policy that it replaces")
         obs = spec.obs_shape if spec.image else spec.obs_dim
         if policy is None:
             net = make_net(c, spec.obs_dim, spec.n_actions, rng)

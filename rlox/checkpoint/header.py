@@ -17,6 +17,7 @@ from typing import Any
 from rlox.checkpoint.checks import is_count, one_line
 from rlox.checkpoint.counters import Counters
 from rlox.checkpoint.values import decode_value
+from rlox.config.base import MOST_THREADS
 
 FORMAT = "rlox-checkpoint"
 FORMAT_VERSION = 1
@@ -223,6 +224,6 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "reward_fn": (lambda x: x is None or _is_name(x), "be a name or null"),
     "spaces": (_are_spaces, "contain obs_dim, act_dim and continuous"),
     "seed": (lambda x: is_count(x, 2**64), "be an integer in [0, 2**64)"),
-    "threads": (lambda x: is_count(x, 1025), "be an integer in [0, 1024]"),
+    "threads": (lambda x: is_count(x, MOST_THREADS + 1), f"be an integer in [0, {MOST_THREADS}]"),
     "values": (_is_object, "be an object"),
 }

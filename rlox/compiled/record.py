@@ -44,7 +44,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.value_losses": "efcd3694465d5239 86d51ba1123e42d6",
     "rlox.nn.value_networks": "bfc1473b7e4cdeec 3e805d07b08f5b31",
     "rlox.training.backend": "e2183a7d8536cef8 f861c8ecc91f1c62",
-    "rlox.training.off_policy": "d6d3ce72fccb1933 eaeccd74165b10e3",
+    "rlox.training.off_policy": "bb14bc695c6cfb34 b2eec23740311be5",
     "rlox.training.offline": "d9a9c1ac44ca09ce 8a0acb59b6c2a22b",
     "rlox.training.on_policy": "171a84b427d04e0c 8dd6e67a157740a3",
     "rlox.training.replay": "406eecf57c725cff a26aef299b9e0d38",

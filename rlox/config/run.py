@@ -401,15 +401,12 @@ def to_plain(config: RunConfig, algo: str) -> dict[str, Any]:
         plain["init_from"] = os.path.abspath(plain["init_from"])
     if plain["buffer"] is not None and plain["buffer"].get("folder") is not None:
         plain["buffer"]["folder"] = os.path.abspath(plain["buffer"]["folder"])
-    # The others may also be names of functions, on the hub or of servers.
-    for section, key in (
-        *((plain, key) for key in ("model", "tokenizer", "reward")),
-        (plain["eval"], "dataset"),
-        *(() if plain["dataset"] is None else ((plain["dataset"], "source"),)),
-    ):
-        names = section[key] if isinstance(section[key], list) else [section[key]]
-        found = [os.path.abspath(name) if name and os.path.exists(name) else name for name in names]
-        section[key] = found if isinstance(section[key], list) else found[0]
+    own = [*((plain, key) for key in ("model", "tokenizer", "reward")), (plain["eval"], "dataset")]
+    for section, key in (*own, (plain["dataset"] or {}, "source")):
+        if isinstance(name := section.get(key), list):
+            section[key] = [_located(one) for one in name]
+        elif name is not None:
+            section[key] = _located(name)
     if (wandb := config.logger.wandb) is not None:
         plain["logger"]["wandb"] = None if wandb.in_effect == "disabled" else {**vars(wandb), "mode": wandb.in_effect}
     if (mlflow := config.logger.mlflow) is not None:
@@ -419,6 +416,11 @@ def to_plain(config: RunConfig, algo: str) -> dict[str, Any]:
         plain["logger"]["mlflow"]["tracking_uri"] = uri
     require_plain(plain)
     return plain
+
+
+def _located(name: str) -> str:
+    """Return a path that exists as an absolute one; other names are of functions, on the hub or of servers."""
+    return os.path.abspath(name) if os.path.exists(name) else name
 
 
 def require_plain(data: Any, key: str = "", level: int = 1) -> None:

@@ -102,8 +102,6 @@ class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
 
         c, spec, where, kind = self.config, self.spec, type(self).__name__, self.Policy
         assert kind is not None
-        if policy is not None and (option := self._find_policy_option()) is not None:
-            raise ValueError(f"{where}: policy must be left out with {option}, which is of the policy that it replaces")
         require_bounds(spec, where)
         if spec.image:
             raise ValueError(
@@ -120,8 +118,7 @@ class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
         if self._own_policy:
             self._require_outputs(policy, kind.outputs_per_action * spec.act_dim, self._outputs)
         self._policy = policy
-        if self.backend == "native":
-            self.native = NativeBoundedPolicy(policy)
+        self.native = NativeBoundedPolicy(policy) if self.backend == "native" else None
 
     def _make_net(self, rng: Rng) -> nn.Module | None:
         """Return a network for the default policy; None for a plain perceptron."""
@@ -148,6 +145,9 @@ class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
             raise ValueError(f"{where}: policy must return {what}, (B, {size}), got {shape} for B = 2")
 
     def _create_networks(self, policy: nn.Module | None, backend: str, device: str, compile: bool = False) -> None:
+        if policy is not None and (option := self._find_policy_option()) is not None:
+            name = f"{type(self).__name__}: policy"
+            raise ValueError(f"{name} must be left out with {option}, which is of the policy that it replaces")
         if not self.config.recurrent:  # whose updates are not captured
             self._pays_from = min(CUDA_PAYS_FROM, UPDATE_PAYS_FROM / self.config.batch_size)
         super()._create_networks(policy, backend, device, compile)

@@ -60,6 +60,11 @@ def import_modules(names: Iterable[str], source: str = "--import") -> None:
             worker_imports.append(name)
 
 
+def import_words(modules: Iterable[str]) -> list[str]:
+    """Return the words of a command that import `modules`."""
+    return [word for name in modules for word in ("--import", name)]
+
+
 def list_needed_modules(env: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:
     """Yield the modules that a user's environment came from; `env` is as in a checkpoint or a configuration."""
     # Wrappers of old gym take the id as an argument.

@@ -16,7 +16,7 @@ from rlox.algorithms import load
 from rlox.callbacks import Callback, CompletionsCallback
 from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import one_line, read_header, trained_for
-from rlox.config import DatasetConfig, EvalConfig, RunConfig, nearest
+from rlox.config import EvalConfig, RunConfig, nearest
 from rlox.distributed.ranks import in_one_process
 from rlox.llm.data import SUFFIXES
 from rlox.nn.modes import torch_threads
@@ -26,6 +26,7 @@ from rlox_cli.families.evaluation import print_reproduction
 from rlox_cli.families.family import NO_SAMPLER, Estimate, Evaluation, Examination, Family, Start
 from rlox_cli.families.imports import import_modules, is_function, load_function
 from rlox_cli.records.checkpoints import best_of
+from rlox_cli.records.runs import plain
 from rlox_cli.terminal.console import PlainTable, TextConsole, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
 
@@ -75,12 +76,13 @@ class Language(Family):
             ("env.workers", run.env.workers, "0"),
             ("env.backend", run.env.backend != "auto" and run.env.backend, "auto"),
             ("eval.max_steps", run.eval.max_steps, "null"),
-            *((f"dataset.{name}", value, meant) for name, value, meant in _changed_transitions(run.dataset)),
             ("backend", run.backend == "native" and run.backend, "auto or torch"),
             ("remote.addresses", run.remote.addresses, "[]"),
         ):
             if value:
                 raise ValueError(f"{key} must be {meant} with algo={algo}, which trains a language model, got {value}")
+        of_transitions = {item.name: item.default for item in fields(run.dataset) if item.name != "source"}
+        _require_defaults(run.dataset, of_transitions, f"with algo={algo}, which trains a language model", "dataset.")
         if run.conversation is not None and not is_function(run.conversation):
             raise ValueError(f"conversation={run.conversation} must be module:FUNCTION")
         for name in (run.model, run.dataset.source, run.eval.dataset, run.conversation, *run.rewards):
@@ -112,7 +114,9 @@ class Language(Family):
         return load(checkpoint, tokenizer=_tokenizer(config, None), **arguments)
 
     def recorded_task(self, header: dict[str, Any]) -> str | None:
-        return None  # there is no environment
+        """Return the name of the rows."""
+        env = run.get("env") if isinstance(run := header.get("run"), dict) else None
+        return env.get("id") if isinstance(env, dict) else None
 
     def measure(self, algorithm: str) -> str:
         return _MEASURES.get(algorithm, "score")
@@ -257,17 +261,9 @@ class Language(Family):
             print_table(TextConsole(), table)
 
 
-def _changed_transitions(dataset: DatasetConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the settings for datasets of transitions that differ from their defaults, with value and default."""
-    for item in fields(dataset):
-        value = getattr(dataset, item.name)
-        if item.name != "source" and value != item.default:
-            yield item.name, str(value), "null" if item.default is None else str(item.default).lower()
-
-
 def _check_sampler(run: RunConfig, algo: str, samples: bool) -> None:
     if run.sampler is None:
-        _require_defaults(run, NO_SAMPLER, "without a sampler", "; try sampler=vllm")
+        _require_defaults(run, NO_SAMPLER, "without a sampler", remedy="; try sampler=vllm")
         return
     if not samples:
         raise ValueError(f"sampler must be null with algo={algo}, which learns only from its rows, got {run.sampler}")
@@ -285,11 +281,11 @@ def _check_sampler(run: RunConfig, algo: str, samples: bool) -> None:
         )
 
 
-def _require_defaults(run: RunConfig, keys: Mapping[str, Any], why: str, remedy: str = "") -> None:
-    """Raise a ValueError unless each of `keys` has its default."""
+def _require_defaults(section: Any, keys: Mapping[str, Any], why: str, within: str = "", remedy: str = "") -> None:
+    """Raise a ValueError unless each of `keys` has its default in the `section` that is named `within`."""
     for key, default in keys.items():
-        if (value := getattr(run, key)) != default:
-            raise ValueError(f"{key} must be {'null' if default is None else default} {why}, got {value}{remedy}")
+        if (value := getattr(section, key)) != default:
+            raise ValueError(f"{within}{key} must be {plain(default)} {why}, got {plain(value)}{remedy}")
 
 
 def _require_model(name: str) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from rlox_cli.families.imports import import_words
+
 NO_NAME = "OWNER/NAME"  # stands for a name that is not known yet
 
 
@@ -175,8 +177,8 @@ def _install(facts: Facts) -> str:
 
 
 def _use(facts: Facts, name: str) -> list[str]:
-    imports = "".join(f" --import {shlex.quote(module)}" for module in facts.imports)
-    return [_install(facts), f"rlox pull {name}", f"rlox eval {name}{imports}"]
+    evaluated = shlex.join([name, *import_words(facts.imports)])
+    return [_install(facts), f"rlox pull {name}", f"rlox eval {evaluated}"]
 
 
 def _python(facts: Facts, name: str) -> list[str]:

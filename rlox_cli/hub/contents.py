@@ -189,13 +189,10 @@ def describe(source: Source, options: Options) -> tuple[Facts, list[str]]:
         notes.append(f"no score: the checkpoint records none{how}")
     reference, known, n_steps = run.get("reference"), header.get("versions"), run.get("total_timesteps")
     required = reference.get("mean_return") if isinstance(reference, dict) else None
-    task = family.recorded_task(header)
-    if task is None and family.completes_prompts:
-        rows = run.get("env")
-        task = rows.get("id") if isinstance(rows, dict) else "rows of its own"
+    own = "rows of its own" if family.completes_prompts else "an environment of its own"
     facts = Facts(
         algorithm=header["algorithm"],
-        task=str(task or "an environment of its own"),
+        task=str(family.recorded_task(header) or own),
         step=step,
         n_steps=n_steps if isinstance(n_steps, int) else step,
         unit=unit,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import sys
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from rlox.evaluation.video import VideoWriter
 from rlox.llm.templates import COLUMNS
 from rlox_cli.config.saved import configuration
 from rlox_cli.families.family import NO_SAMPLER, Evaluation, family_of_checkpoint
-from rlox_cli.families.imports import import_modules, require_typed
+from rlox_cli.families.imports import import_modules, import_words, require_typed
 from rlox_cli.records.checkpoints import read_known_header
 from rlox_cli.records.pulled import find_checkpoint
 from rlox_cli.terminal.console import print_text
@@ -61,10 +62,9 @@ def enjoy(path: Path, typed: Evaluation) -> None:
         If there is no display, or nothing acts in an environment.
     """
     if not _has_display():
-        imports = "".join(f" --import {name}" for name in typed.imports)
+        words = [shown_path(path), "--video", "episode.mp4", *import_words(typed.imports)]
         raise UsageError(
-            f"a window needs a display, but DISPLAY is not set; to record a film instead: rlox eval {shown_path(path)} "
-            f"--video episode.mp4{imports}"
+            f"a window needs a display, but DISPLAY is not set; to record a film instead: rlox eval {shlex.join(words)}"
         )
     import_modules(typed.imports)
     given, path = path, find_checkpoint(path)

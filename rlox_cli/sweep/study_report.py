@@ -16,6 +16,7 @@ from rich.console import Console
 
 from rlox.checkpoint import run_files
 from rlox_cli.config.ranges import Search
+from rlox_cli.families.imports import import_words
 from rlox_cli.records.ledger import Sweep
 from rlox_cli.sweep.study import best_trial, format_value
 from rlox_cli.terminal.console import PlainTable, make_table, print_table
@@ -71,7 +72,7 @@ def report(study: optuna.Study, search: Search, sweep: Sweep, console: Console) 
         f"{key.removeprefix('algo.')} {share:.0%}" for key, share in importances.items() if share >= 0.005
     )
     flags = [flag for flag in head.flags if flag not in ("-m", "--multirun")]
-    imports = [word for name in head.imports for word in ("--import", name)]
+    imports = import_words(head.imports)
     words = [word for word in overrides if not word.startswith("imports=")]
     # Hydra takes one folder of the user's, and the preset may stand on one in the folder that was typed.
     preset = "" if flags else f"rlox train {shlex.join(['-cd', shown(folder), *imports])} experiment=best"

@@ -6,6 +6,7 @@ import shlex
 
 from rich.console import Console
 
+from rlox_cli.families.imports import import_words
 from rlox_cli.records.ledger import Progress, Sweep, SweepJob
 from rlox_cli.records.runs import unit_of
 from rlox_cli.terminal.console import make_table, print_table
@@ -27,8 +28,7 @@ def resume_hint(job: SweepJob, progress: Progress) -> str:
 
 def resume_command(sweep: Sweep) -> str:
     """Return the command that resumes the sweep, with the modules that must be typed again."""
-    imports = "".join(f" --import {name}" for name in sweep.head.imports)
-    return f"rlox sweep resume {shlex.quote(shown(sweep.folder))}{imports}"
+    return f"rlox sweep resume {shlex.join([shown(sweep.folder), *import_words(sweep.head.imports)])}"
 
 
 def print_jobs(sweep: Sweep, console: Console, most: int | None = None) -> None:

@@ -3,6 +3,8 @@
 import contextlib
 import datetime
 import ipaddress
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -130,8 +132,15 @@ def workers(servers):
 
 @pytest.fixture
 def process():
-    """Starts a worker in another process, without the command line; returns the process and its port."""
+    """Starts a worker in another process, without the command line; returns the process and its port.
+
+    ``stop`` stops such a process, and returns when all its threads have stopped.
+    """
     made = []
+
+    def stop(child):
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
 
     def start(env="CartPole-v1", port=0):
         child = subprocess.Popen(
@@ -140,6 +149,7 @@ def process():
         made.append(child)
         return child, int(child.stdout.readline())
 
+    start.stop = stop
     yield start
     for child in made:
         child.kill()

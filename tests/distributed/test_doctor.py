@@ -11,7 +11,7 @@ def test_each_worker_has_a_line(command, serving, certificates, process):
     c = certificates
     secured = serving(tls_cert=c.worker, tls_key=c.worker_key, tls_ca=c.authority, token_file=c.token)
     hung, port = process()
-    hung.send_signal(signal.SIGSTOP)
+    process.stop(hung)
     from rlox.config import RemoteConfig
     from rlox.envs.remote import Connection
 

@@ -140,8 +140,8 @@ def test_a_worker_that_hangs_is_dropped_after_the_timeout_and_used_again_later(p
     remote = RemoteConfig([f"127.0.0.1:{port}"], timeout_s=1.0, reconnect_s=30.0)
     pool = RemoteEnvPool(None, "CartPole-v1", 2, 0, remote)
     pool.reset_all()
-    os.kill(child.pid, signal.SIGSTOP)
-    threading.Timer(2.5, os.kill, (child.pid, signal.SIGCONT)).start()
+    process.stop(child)
+    threading.Timer(2.5, child.send_signal, (signal.SIGCONT,)).start()
     with pytest.warns(RuntimeWarning, match="did not answer within 1 s; environments 0 to 1 continue"):
         assert pool.step_all([0, 0])["truncated"].all()
     assert pool.step_all([0, 0])["episode_length"].tolist() == [1, 1]
