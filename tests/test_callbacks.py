@@ -4,6 +4,7 @@ import io
 import math
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -441,9 +442,11 @@ def test_a_live_line_is_redrawn_within_the_width_and_left_at_the_end(columns, mo
     lines = text.rstrip("\n").split("\r")[1:]
     assert len(lines) >= 3
     assert max(map(len, lines)) < columns
-    assert lines[0].startswith("  0% [....................] 0/512 steps"[: columns - 1])
-    assert lines[-1].startswith("100% [####################] 512/512 steps"[: columns - 1])
-    assert columns == 40 or "steps/s" in lines[-1]
+    assert lines[0] == "  0% [....................] 0/512 steps"
+    start = {40: "100% 512/512 steps, return", 80: "100% [######", 120: f"100% [{'#' * 20}] 512/512 steps, "}
+    assert lines[-1].startswith(start[columns])
+    assert columns == 40 or re.search(r" 512/512 steps, .*evaluation \d+\.\d ± \d+\.\d$", lines[-1])
+    assert columns == 80 or ("steps/s" in lines[-1]) == (columns == 120)
 
 
 @pytest.mark.slow
@@ -523,6 +526,12 @@ def test_videos_are_cut_as_the_evaluations(tmp_path):
 
 
 @needs_video
+def test_videos_without_evaluations_are_warned_of(tmp_path):
+    with pytest.warns(RuntimeWarning, match="VideoCallback acts at evaluations, and there are none; add an Eval"):
+        small(callbacks=[VideoCallback(tmp_path)]).train(128)
+
+
+@needs_video
 def test_errors_of_videos(tmp_path):
     with pytest.raises(ValueError, match=r"path must end in \.mp4 or \.gif"):
         VideoCallback(tmp_path, kind="avi")
@@ -595,6 +604,7 @@ def test_advice_is_not_given_for_normal_values():
     # Differential entropy (continuous actions) may have any value; equal returns have no explained variance.
     assert advised([{"entropy": 3.0}, *[{"entropy": -9.0}] * 50], discrete=False) == []
     assert advised([{"explained_variance": math.nan}] * 100) == []
+    assert advised([{"explained_variance": -0.01}] * 100) == []
     assert len(advised([{"explained_variance": v} for v in [-1.0, math.nan] * 20])) == 1
     assert advised([{"grad_norm": 1e-3 * 1.2**i} for i in range(30)]) == []
 

@@ -391,6 +391,16 @@ def test_hidden_sizes_are_checked_with_a_custom_policy(tmp_path):
         rlox.SAC.from_checkpoint(path, policy=nn.Linear(3, 2))
 
 
+def test_an_environment_of_other_observations_is_named(tmp_path):
+    path = tmp_path / "a.safetensors"
+    rlox.PPO("CartPole-v1", n_envs=2, n_steps=8, hidden_sizes=[8, 8]).save(path)
+    with pytest.raises(ValueError, match=r"environment does not fit .* take no observations of 6 numbers$"):
+        rlox.PPO.from_checkpoint(path, env_id="Acrobot-v1")
+    rlox.SAC("Pendulum-v1", **OFF_POLICY).save(path)
+    with pytest.raises(ValueError, match=r"environment does not fit .* take no observations of 24 numbers$"):
+        rlox.SAC.from_checkpoint(path, env_id="BipedalWalker-v3")
+
+
 class OwnPolicy(nn.Module):
     """A custom policy that samples from PyTorch's generator."""
 

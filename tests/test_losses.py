@@ -321,6 +321,9 @@ def test_explained_variance():
     batch = RolloutBatch(*(np.asarray(column, np.float32) for column in columns))
     expected = 1 - np.var(returns - values) / np.var(returns)
     assert batch.explained_variance().item() == pytest.approx(expected, rel=1e-5)
+    assert batch.explained_variance(torch.zeros(4)).item() == 1.0
+    batch.returns[:] = 3.0
+    assert batch.explained_variance().isnan()
 
 
 @pytest.mark.parametrize("n_step", [False, True])

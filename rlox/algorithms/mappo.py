@@ -300,7 +300,7 @@ class MAPPO(OnPolicyAlgorithm):
                 break
             means = {name: torch.stack([metrics[name] for metrics in history]).mean() for name in history[0]}
             # With a value norm, values have other units than returns; their difference is the advantage.
-            explained = rows.explained_variance() if norm is None else 1.0 - rows.advantages.var() / rows.returns.var()
+            explained = rows.explained_variance(None if norm is None else rows.advantages)
             tables[learner.name] = {**means, "explained_variance": explained}
         return _join_metrics(tables, lambda values: torch.stack(values).mean())
 

@@ -45,6 +45,18 @@ def step_limit(algorithm: Any) -> int | None:
     return next((each.max_steps for each in callbacks if isinstance(each, EvalCallback) and each.max_steps), None)
 
 
+def warn_without_evaluations(callback: Callback, algorithm: Any) -> None:
+    """Warn if `callback`, which acts at evaluations, is in a training without any."""
+    callbacks = getattr(algorithm, "callbacks", None)
+    if callbacks is not None and not any(isinstance(each, EvalCallback) for each in callbacks.callbacks):
+        name = type(callback).__name__
+        warnings.warn(
+            f"{name} acts at evaluations, and there are none; add an EvalCallback(every_steps=…) to the callbacks",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 def _count(value: Any) -> int:
     if not is_count(value):
         raise ValueError(f"{one_line(value, 40)!r} is no count")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.callbacks.base import Callback
-from rlox.callbacks.evaluation import step_limit
+from rlox.callbacks.evaluation import step_limit, warn_without_evaluations
 from rlox.evaluation.pictures import save_in
 from rlox.evaluation.predictions import EpisodesTooShort, open_loop
 
@@ -46,6 +46,9 @@ class PredictionsCallback(Callback):
         self._log, self._written = log, written
         self._drawn = -1  # the step of the last picture
         self._warned = False
+
+    def on_training_start(self, *, algorithm: Any = None, **info: Any) -> None:
+        warn_without_evaluations(self, algorithm)
 
     def on_evaluation(self, *, step: int, evaluation: Any, algorithm: Any, **info: Any) -> None:
         # The result of a parallel evaluation arrives after its step, so the model is newer than that step.

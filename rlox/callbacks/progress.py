@@ -12,7 +12,7 @@ from rlox.callbacks.base import SECTIONS, Callback, CallbackList, _algorithm
 from rlox.callbacks.notebook import NotebookBar, in_notebook
 
 _REDRAW_S = 0.2
-_BAR = 20  # columns
+_BAR, _LEAST_BAR = 20, 6  # columns
 
 
 class TimingCallback(Callback):
@@ -113,17 +113,17 @@ class ProgressCallback(Callback):
             if self.live:
                 self._redraw()
             else:
-                self._print(step, self._state())
+                self._print(step, ", ".join(self._state()))
         return True
 
-    def _state(self) -> str:
+    def _state(self) -> list[str]:
         """Return the speed, and the return if there are episodes; empty before the first update."""
         if self._metrics is None:
-            return ""
+            return []
         passed = max(time.monotonic() - self._began, 1e-9)
         speed = self._metrics.get(f"time/{self._unit}_per_second", (self._step - self._first) / passed)
         played = self._metrics.get("mean_reward") if self._reward is None else self._reward
-        return f"{speed:,.0f} {self._unit}/s" + ("" if played is None else f", return {played:.1f}")
+        return [f"{speed:,.0f} {self._unit}/s", *([] if played is None else [f"return {played:.1f}"])]
 
     def on_evaluation(self, *, step: int, evaluation, **info: Any) -> None:
         s = evaluation.summary()
@@ -139,7 +139,7 @@ class ProgressCallback(Callback):
             self._redraw()
             self.close()
         else:
-            self._print(self._step, ", ".join(filter(None, ["done", self._state()])))
+            self._print(self._step, ", ".join(["done", *self._state()]))
 
     def close(self) -> None:
         """Leave the line that was redrawn, so that what is printed next starts a new one."""
@@ -153,20 +153,18 @@ class ProgressCallback(Callback):
 
     def _redraw(self) -> None:
         self._shown_at = now = time.monotonic()
-        text, share = f"{self._step:,}{self._planned} {self._unit}", None
+        share = None
+        parts = [f"{self._step:,}{self._planned} {self._unit}"]
         if self._end is not None:
             share = min(1.0, self._step / max(1, self._end))
             done, left = self._step - self._first, self._end - self._step
             if done > 0 and left > 0:
-                text += f", {format_clock((now - self._began) * left / done)} left"
-        text = ", ".join(filter(None, [text, self._state(), self._evaluation]))
+                parts.append(f"{format_clock((now - self._began) * left / done)} left")
+        parts += filter(None, [*self._state(), self._evaluation])
         if self._bar is not None:
-            self._bar.show(share, text)
+            self._bar.show(share, ", ".join(parts))
             return
-        if share is not None:
-            full = int(share * _BAR)
-            text = f"{share:4.0%} [{'#' * full}{'.' * (_BAR - full)}] {text}"
-        text = text[: shutil.get_terminal_size().columns - 1]
+        text = _fit(share, parts, shutil.get_terminal_size().columns - 1)
         # Spaces cover the rest of a longer line before.
         print(f"\r{text:<{self._width}}", end="", file=self.file or sys.stderr, flush=True)
         self._width = len(text)
@@ -174,6 +172,19 @@ class ProgressCallback(Callback):
     def _print(self, step: int, text: str) -> None:
         self._shown_at = time.monotonic()
         print(f"{step:,}{self._planned} {self._unit}: {text}", file=self.file or sys.stderr, flush=True)
+
+
+def _fit(share: float | None, parts: list[str], columns: int) -> str:
+    """Return a line of at most `columns`: where they are few, without the speed, and with a shorter bar or none."""
+    start, bar = ("", 0) if share is None else (f"{share:4.0%} ", len("[] ") + _LEAST_BAR)
+    text = ", ".join(parts)
+    if len(start) + bar + len(text) > columns:
+        text = ", ".join(part for part in parts if not part.endswith("/s"))
+    room = min(_BAR, columns - len(start) - len("[] ") - len(text))
+    if share is None or room < _LEAST_BAR:
+        return f"{start}{text}"[:columns]
+    full = int(share * room)
+    return f"{start}[{'#' * full}{'.' * (room - full)}] {text}"
 
 
 def _is_redrawn(file: TextIO) -> bool:

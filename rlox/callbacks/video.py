@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.callbacks.base import Callback
-from rlox.callbacks.evaluation import step_limit
+from rlox.callbacks.evaluation import step_limit, warn_without_evaluations
 from rlox.evaluation.video import VideoWriter, render_fps
 
 
@@ -45,6 +45,9 @@ class VideoCallback(Callback):
         self._evaluations = 0
         # Raise now for an unknown kind or a missing package, not hours later.
         VideoWriter(self.folder / f"step.{kind}", fps or 30)
+
+    def on_training_start(self, *, algorithm: Any = None, **info: Any) -> None:
+        warn_without_evaluations(self, algorithm)
 
     def on_evaluation(self, *, step: int, evaluation, algorithm, **info: Any) -> None:
         due = self._evaluations % self.every_evaluations == 0

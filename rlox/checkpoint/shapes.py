@@ -52,11 +52,16 @@ def require_widths(
     """
     if not hidden:
         return
-    first = any(n_out == hidden[0] and (n_inputs is None or n in n_inputs) for n_out, n in shapes)
+    first = {n for n_out, n in shapes if n_out == hidden[0]}
     if not first or not shapes.issuperset((n_out, n) for n, n_out in pairwise(hidden)):
         raise ValueError(
-            f"{where}: from_checkpoint: hidden_sizes does not fit the checkpoint: for the observations of its header, "
-            f"it contains no weights of the widths {one_line(hidden, 80)}"
+            f"{where}: from_checkpoint: hidden_sizes does not fit the checkpoint: it contains no weights of the widths "
+            f"{one_line(hidden, 80)}"
+        )
+    if n_inputs is not None and first.isdisjoint(n_inputs):
+        raise ValueError(
+            f"{where}: from_checkpoint: the environment does not fit the checkpoint, whose weights take no "
+            f"observations of {min(n_inputs):,} numbers"
         )
 
 

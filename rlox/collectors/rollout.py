@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -94,10 +95,12 @@ class Rollout(SequenceRows):
         state = torch.as_tensor(self.memories[0], device=self.is_first.device)  # type: ignore[union-attr]
         return Sequences(state, self.is_first, self.running)
 
-    def explained_variance(self) -> torch.Tensor:
+    def explained_variance(self, errors: torch.Tensor | None = None) -> torch.Tensor:
         """Return the share of the returns' variance that the values explain, (): 1 is perfect, below 0 is worse than a
-        constant."""
-        return 1.0 - (self.returns - self.values).var() / self.returns.var()
+        constant, NaN if all returns are equal. `errors`, (B,), are by default the returns minus the values."""
+        errors = self.returns - self.values if errors is None else errors
+        total = self.returns.var()
+        return 1.0 - errors.var() / total.where(total > 0.0, math.nan)
 
     def sample_minibatches(self, batch_size: int, shuffle: bool = True, rng: Rng | None = None) -> Iterator[Rollout]:
         """Yield every transition once, `batch_size` at a time; the last minibatch may be smaller, or one row larger.
