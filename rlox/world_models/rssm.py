@@ -130,6 +130,13 @@ class TwoHot(nn.Module):
         return two_hot(logits, above - 1, (target - low) / (high - low))
 
 
+def _convert_squares(encoder: nn.Module, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+    """Compute the variance from the mean of squares, which checkpoints of 0.12.0 contain."""
+    if (square := state.pop(f"{prefix}square", None)) is not None:
+        variance = square - state[f"{prefix}mean"].square()
+        state[f"{prefix}variance"] = torch.where(variance > 1e-6 * square, variance, 0.0)
+
+
 class Encoder(nn.Module):
     """Encodes observations as tokens (..., E).
 
@@ -152,8 +159,9 @@ class Encoder(nn.Module):
         self.mlp = MLP(len(self.numbers), units, 3, 0, rng) if len(self.numbers) else None
         self.n_tokens += units if self.mlp else 0
         self.register_buffer("mean", torch.zeros(spec.obs_shape, dtype=torch.float32, device="cpu"))
-        self.register_buffer("square", torch.ones(spec.obs_shape, dtype=torch.float32, device="cpu"))
+        self.register_buffer("variance", torch.ones(spec.obs_shape, dtype=torch.float32, device="cpu"))
         self.register_buffer("n_batches", torch.zeros((), dtype=torch.float32, device="cpu"))
+        self.register_load_state_dict_pre_hook(_convert_squares)
 
     @torch.no_grad()
     def see(self, obs: Tensor) -> None:
@@ -164,15 +172,17 @@ class Encoder(nn.Module):
         rate: Any = (1.0 / self.n_batches).clamp(min=self.LEAST_RATE)
         if not obs.is_cuda:  # where the host need not wait for it
             rate = max(1.0 / float(self.n_batches), self.LEAST_RATE)
-        rows = obs.flatten(0, -2)
-        self.mean.lerp_(rows.mean(0), rate)
-        self.square.lerp_(rows.square().mean(0), rate)
+        # A difference of mean squares would lose deviations that are small beside the mean.
+        variance, mean = torch.var_mean(obs.flatten(0, -2), 0, correction=0)
+        change = mean - self.mean
+        self.variance.lerp_(variance, rate).add_(change.square().mul_(rate * (1 - rate)))
+        self.mean.add_(change.mul_(rate))
 
     @property
     def deviation(self) -> Tensor:
         """Standard deviations (N,); 1 for numbers that do not vary."""
-        variance = self.square - self.mean.square()
-        return torch.where(variance > 1e-6 * self.square, variance, 1.0).sqrt()
+        least = 1e-12 * self.mean.square()  # less is rounding
+        return torch.where(self.variance > least.clamp_(min=1e-30), self.variance, 1.0).sqrt()
 
     def scaled(self, obs: Tensor) -> Tensor:
         """Scale observations to the form that the model sees and predicts; pixels are in [0, 1]."""

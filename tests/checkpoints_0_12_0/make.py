@@ -67,8 +67,10 @@ FUNCTIONS = {"grpo": {"reward_fn": lengths}, "online_dpo": {"preference_fn": pre
 
 def weights_of(algorithm):
     """The sum of the absolute weights, and how many there are."""
-    state = algorithm.policy.state_dict().values()
-    return [sum(float(w.double().abs().sum()) for w in state), sum(w.numel() for w in state)]
+    state = algorithm.policy.state_dict()
+    if "encoder.variance" in state:  # 0.12.0 had the mean of squares
+        state["encoder.variance"] = state["encoder.variance"] + state["encoder.mean"].square()
+    return [sum(float(w.double().abs().sum()) for w in state.values()), sum(w.numel() for w in state.values())]
 
 
 def answer(algorithm):

@@ -432,19 +432,25 @@ def test_vectors_are_compared_in_symlog_and_summed():
 
 
 def test_vectors_are_scaled_by_running_statistics():
-    encoder, g = Encoder(vector(3), 12, Rng(0)), Rng(3)
-    batches = [
-        np.float32([0, 1e-2, 5]) * g.normal((4, 6, 3), dtype=np.float32) + np.float32([7, 0, -1]) for _ in range(30)
-    ]
+    encoder, g = Encoder(vector(4), 12, Rng(0)), Rng(3)
+    scales, means = np.float32([0, 1e-2, 5, 1e-1]), np.float32([7, 0, -1, 1000])  # a temperature in Kelvin, say
+    batches = [scales * g.normal((4, 6, 4), dtype=np.float32) + means for _ in range(30)]
     for batch in batches:
         encoder.see(torch.from_numpy(batch))
-    rows = np.concatenate(batches).reshape(-1, 3).astype(np.float64)
+    rows = np.concatenate(batches).reshape(-1, 4).astype(np.float64)
     np.testing.assert_allclose(encoder.mean.numpy(), rows.mean(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(encoder.deviation.numpy(), [1.0, *rows.std(0)[1:]], rtol=1e-4)  # one is constant
     obs = torch.from_numpy(batches[0])
     expected = symlog((obs - encoder.mean) / encoder.deviation)
     torch.testing.assert_close(encoder.scaled(obs), expected)
     torch.testing.assert_close(encoder.unscaled(encoder.scaled(obs)), obs, rtol=1e-4, atol=1e-4)
+    # Checkpoints of 0.12.0 contain the mean of squares.
+    state = encoder.state_dict()
+    state["square"] = state.pop("variance") + encoder.mean.square()
+    other = Encoder(vector(4), 12, Rng(0))
+    other.load_state_dict(state)
+    torch.testing.assert_close(other.deviation[:3], encoder.deviation[:3], rtol=1e-4, atol=1e-6)
+    assert other.deviation[3] == 1.0
 
 
 # ---- kernels
