@@ -98,17 +98,22 @@ def margins_of(rows: Encoded, numbers: Iterable[int], where: str) -> np.ndarray 
 class RowOrder:
     """The rows of a dataset in the order in which updates learn from them: each pass over the rows has a new one.
 
-    The key of `rng` and the number of the pass determine it; `first_update` is the first update on these rows, and
-    `first_pass` the number of the pass that it starts.
+    The key of `rng` and the number of the pass determine it. `first_update` is the first update on these rows,
+    `first_pass` the number of the pass in which it lies, and `n_before` the number of rows of this pass before it.
     """
 
     def __init__(self, n_rows: int, rng: Rng, first_update: int, first_pass: int = 0) -> None:
         self.n_rows, self.first_update, self.first_pass, self._rng = n_rows, first_update, first_pass, rng
+        self.n_before = 0
         self._pass: tuple[int, np.ndarray] | None = None  # the last pass that was read, and its order
+
+    def _place(self, update: int, n: int) -> int:
+        """Return the number of rows from the start of the first pass to an update, all on `n` rows."""
+        return self.n_before + (update - self.first_update) * n
 
     def numbers(self, update: int, n: int) -> np.ndarray:
         """Return the `n` rows (n,) int64 from which the update with this number learns."""
-        places = np.arange(n) + (update - self.first_update) * n
+        places = np.arange(n) + self._place(update, n)
         rows = np.empty(n, np.int64)
         for number in np.unique(places // self.n_rows):
             here = places // self.n_rows == number
@@ -119,17 +124,24 @@ class RowOrder:
         return rows
 
     def start(self) -> dict[str, int]:
-        """Return the first update and the number of its pass, for a checkpoint."""
-        return {"from": self.first_update, "pass": self.first_pass}
+        """Return the first update, the number of its pass and the rows before it, for a checkpoint."""
+        return {"from": self.first_update, "pass": self.first_pass, "before": self.n_before}
 
-    def start_at(self, saved: Mapping[str, Any], updates: int, where: str) -> None:
-        """Start where `start` said, in a checkpoint after `updates`; raise ValueError if it is damaged."""
+    def start_at(self, saved: Mapping[str, Any], updates: int, config: Mapping[str, Any], n: int, where: str) -> None:
+        """Start where `start` said, in a checkpoint after `updates`; raise ValueError if it is damaged.
+
+        If its `config` had another ``batch_size`` than `n`, the next update continues behind the last row.
+        """
         self.first_update = integer(where, "rows.from", saved.get("from", 0), 0, updates)
         self.first_pass = integer(where, "rows.pass", saved.get("pass", 0), 0)
+        self.n_before = integer(where, "rows.before", saved.get("before", 0), 0, self.n_rows - 1)
+        if (each := integer(where, "config.batch_size", config.get("batch_size", n), 1)) != n:
+            n_passes, self.n_before = divmod(self._place(updates, each), self.n_rows)
+            self.first_update, self.first_pass = updates, self.first_pass + n_passes
 
     def next_pass(self, update: int, n: int) -> int:
         """Return the number of the first pass that has not begun before the update with this number."""
-        return self.first_pass - (self.first_update - update) * n // self.n_rows
+        return self.first_pass - -self._place(update, n) // self.n_rows
 
 
 def __getattr__(name: str) -> Any:

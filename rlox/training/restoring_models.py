@@ -67,5 +67,5 @@ def with_model(
     with explained(f"{where}: {path} cannot be restored", kinds=kinds):  # a MemoryError is not the file's fault
         algorithm._restore(algorithm.ranks.own(checkpoint, algorithm.seed), same_env=False)
     if isinstance(saved, Mapping) and algorithm._order is not None:
-        algorithm._order.start_at(saved, algorithm.counters.updates, where)
+        algorithm._order.start_at(saved, algorithm.counters.updates, header["config"], config.batch_size, where)
     return algorithm

@@ -295,6 +295,21 @@ def test_resume_after_an_exception_in_a_custom_function(kind, tmp_path):
     assert torch.equal(again.optimizer.flat, whole.optimizer.flat)
 
 
+def test_a_resume_with_another_batch_size_continues_behind_the_last_row(tmp_path):
+    path = tmp_path / "a.safetensors"
+    algorithm = SFT(toy.model(), tokenizer=toy.tokenizer(), dataset=toy.ROWS, batch_size=4, seed=3)
+    whole = np.concatenate([algorithm.numbers(i) for i in range(15)])  # three passes over the 20 rows
+    read = []
+    for batch_size, n_updates in ((4, 3), (3, 5), (7, 2), (4, 1)):
+        if read:
+            algorithm.save(path)
+            algorithm = SFT.from_checkpoint(path, dataset=toy.ROWS, batch_size=batch_size)
+        for _ in range(n_updates):
+            read += [*algorithm.numbers(algorithm.counters.updates)]
+            algorithm.train(1)
+    assert read == whole[: len(read)].tolist()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_rows_are_an_error(kind, tmp_path):
     cls, data, functions = KINDS[kind]
