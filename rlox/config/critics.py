@@ -72,9 +72,16 @@ class CriticConfig(Config):
         yield "weight_decay", 0 <= self.weight_decay < math.inf, "be >= 0 and finite"
 
     def find_torch_option(self) -> str | None:
-        """Return the first option that only PyTorch computes, as ``name=value``; None if there is none."""
-        changed = (item.name for item in fields(CriticConfig) if getattr(self, item.name) != item.default)
-        name = next(changed, None)
+        """Return the first option that has an effect and that only PyTorch computes, as ``name=value``, or None."""
+        idle: set[str] = set()
+        if self.critic_norm == self.actor_norm == "none":
+            idle |= {"norm_after", "renorm_warmup"}
+        if self.critic_head != "categorical":
+            idle |= {"n_bins", "v_min", "v_max"}
+        if self.critic_head != "quantile":
+            idle |= {"n_quantiles", "drop_quantiles"}
+        changed = {item.name for item in fields(CriticConfig) if getattr(self, item.name) != item.default} - idle
+        name = next((item.name for item in fields(CriticConfig) if item.name in changed), None)
         return None if name is None else f"{name}={getattr(self, name)}"
 
     @property
