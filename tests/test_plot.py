@@ -24,6 +24,7 @@ from rlox_cli.records.runs import EVALUATION, find_differing_keys, group_runs, r
 from rlox_cli.report.compare import verdict
 from rlox_cli.report.picture import curve
 from rlox_cli.report.plot import main as draw
+from rlox_cli.report.statistics import to_json_numbers
 
 pytestmark = pytest.mark.slow
 
@@ -370,6 +371,50 @@ def test_compare_agrees_with_numpy(made, tmp_path):
     assert re.search(r"algo\.learning_rate +1e-05 +→ +0\.01", text)
     assert f"verdict: {reported['verdict']['sentence']}" in text
     assert "seeds: A 0 to 4; B 0 to 4" in text
+
+
+def test_the_groups_of_one_folder_are_compared_with_the_first(made, sweep):
+    def compare(folder, *args, code=0):
+        return rlox("compare", folder, *args, cwd=sweep.parent, code=code)
+
+    two = json.loads(compare(sweep, "--json").stdout)["environments"]["CartPole-v1"]
+    best, worst = two["groups"]
+    assert (two["baseline"], best["group"], worst["group"]) == (SLOW, FAST, SLOW)
+    ours, theirs = finals(sweep, "0.01"), finals(sweep, "1e-05")
+    pair = to_json_numbers(verdict(theirs, ours))
+    assert [best["final"], worst["final"]] == pytest.approx([iqm(ours), iqm(theirs)])
+    assert best["difference"] == {key: pair[key] for key in ("difference", "low", "high")}
+    assert best["p_adjusted"] == best["p_value"] == pair["p_value"]
+    assert best["verdict"] == {"b": "better", "a": "worse", None: None}[pair["winner"]] == "better"
+    assert [run["seed"] for run in best["runs"]] == [0, 1, 2, 3, 4]
+    # A third group equals the slow one; with two comparisons, p counts twice.
+    for run in sorted(sweep.glob("*-s*"))[:5]:
+        shutil.copytree(run, sweep / f"third-{run.name}")
+        edit(sweep / f"third-{run.name}", "learning_rate: 1.0e-05", "learning_rate: 2.0e-05")
+    three = json.loads(compare(sweep, "--json").stdout)["environments"]["CartPole-v1"]
+    found = {row["group"]: row for row in three["groups"]}
+    assert found[FAST]["p_adjusted"] == pytest.approx(2 * pair["p_value"])
+    assert found["ppo learning_rate=2e-05"]["p_adjusted"] == 1.0
+    assert found["ppo learning_rate=2e-05"]["verdict"] is None
+    text = compare(sweep, "--baseline", FAST).stdout
+    assert re.search(rf"{FAST} .* baseline", text)
+    assert re.search(rf"{SLOW} .* -\d.* worse", text)
+    assert "adjusted for 2 comparisons (Holm)" in text
+    # Runs that are not finished are left out; those of a group without others give no verdict.
+    for run in sweep.glob("[56]-*-s*"):
+        edit(run, '"status":"finished"', '"status":"interrupted"', "metrics.jsonl")
+    assert f"left out: 2 runs of {FAST} (interrupted)" in (text := compare(sweep).stdout)
+    assert "3 runs in a group cannot show a difference here: train 5 seeds or more" in text
+    for run in sweep.glob("[789]-*-s*"):
+        edit(run, '"status":"finished"', '"status":"interrupted"', "metrics.jsonl")
+    assert f"no run of {FAST} is finished" in (text := compare(sweep).stdout)
+    assert re.search(rf"{FAST} .* not shown", text)
+    assert (
+        "did you mean 'ppo learning_rate=0.01'" in compare(sweep, "--baseline", "ppo learning_rate=0.1", code=2).stderr
+    )
+    assert "--baseline must be left out with B" in compare(sweep, made / "again", "--baseline", FAST, code=2).stderr
+    assert "--threshold needs two sides" in compare(sweep, "--threshold", "3", code=2).stderr
+    assert "must contain two groups of runs on one environment, got ppo on" in compare(made / "again", code=2).stderr
 
 
 def test_verdicts():

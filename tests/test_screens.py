@@ -23,6 +23,7 @@ SCREENS = {
     "sweep status {failing}": ["algo.learning_rate=1e+30", "failed", "rlox sweep resume {failing}"],
     "plot {sweep} --out curves.png": ["ppo gamma=0.98", "ppo gamma=0.99", "59.75|final evaluation return"],
     "compare {sweep} {failing}": ["final evaluation return", "verdict:", "CartPole-v1"],
+    "compare {sweep}": ["baseline", "not shown"],
     "eval {run}": ["reproduced exactly"],
     "train resume={run} total_timesteps={total}": ["changed: total_timesteps", "trained ppo"],
     "train env=Pendulum-v1 --check total_timesteps=512": ["memory", "folder"],
@@ -52,7 +53,14 @@ HELP = ["", "train", "tune", "sweep", "sweep resume", "bench", "bench learn", "e
 HELP += ["worker", "doctor", "env", "export"]
 # Screens that are looked at in every run of the tests, at 80 columns; the rest are exhaustive.
 DEFAULT = {"sweep status {sweep}", "sweep resume {sweep}", "sweep status {failing}", "compare {sweep} {failing}"}
-DEFAULT |= {"eval {run}", "show", "ls runs", "ls sweeps --folder {sweep}", "plot {sweep} --out curves.png"}
+DEFAULT |= {
+    "compare {sweep}",
+    "eval {run}",
+    "show",
+    "ls runs",
+    "ls sweeps --folder {sweep}",
+    "plot {sweep} --out curves.png",
+}
 DEFAULT |= {"doctor 127.0.0.1:1", "train algo.clip_range=0.1", "ls envs", "show dataset={data}"}
 
 
@@ -98,7 +106,8 @@ def test_a_sweep_at_80_columns_ends_with_its_tables_and_its_plot(made):
     for job in JOBS:
         assert sum(line.startswith(f"{job}  finished") for line in lines) == 1
     assert any(line.startswith("group ") for line in lines)
-    assert "  png   sw/plot.png" in lines
+    assert "  png     sw/plot.png" in lines
+    assert "  compare rlox compare sw" in lines
 
 
 @pytest.mark.parametrize(

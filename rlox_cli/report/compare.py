@@ -33,7 +33,7 @@ from rlox_cli.terminal.console import PlainTable, TextConsole, make_table, print
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
-_LEVEL = 0.05  # how often two equal groups may be called different
+LEVEL = 0.05  # how often two equal groups may be called different
 _SHOWN_BY = 2.8  # standard errors that a difference must have to be found at that level in 80 % of cases
 _INTERVAL = 3.92  # standard errors in a 95 % interval
 _MOST_RUNS = 1000  # maximum number of runs per side that is recommended
@@ -159,7 +159,7 @@ def verdict(a: np.ndarray, b: np.ndarray, word: str = "better") -> dict[str, Any
         (b, a), lambda x, y, axis: iqm(x, axis) - iqm(y, axis), vectorized=True, rng=np.random.default_rng(0)
     )
     result["p_value"] = float(test.pvalue)
-    if test.pvalue <= _LEVEL and not apart.low <= 0 <= apart.high:
+    if test.pvalue <= LEVEL and not apart.low <= 0 <= apart.high:
         sign, result["winner"] = (1, "b") if apart.value > 0 else (-1, "a")
         low, high = sorted((sign * apart.low, sign * apart.high))
         ahead, behind = ("B", "A") if sign > 0 else ("A", "B")

@@ -5,6 +5,7 @@ Statistics are those of `rlox_cli.report.statistics`: interquartile means over s
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,7 +75,9 @@ def main(paths: list[Path], metric: str | None, x: str, by: list[str], labels: l
         table.add_row(group.label, group.env, *cells(picture.summaries[group]))
     print_table(console, table)
     for path in out:
-        console.print(f"  {path.suffix[1:]:<5} {shown(path)}")
+        console.print(f"  {path.suffix[1:]:<7} {shown(path)}")
+    if len(paths) == 1 and len(groups) > len({group.env for group in groups}):
+        console.print(f"  compare rlox compare {shlex.quote(shown(paths[0]))}")
 
 
 def _default_stem(paths: Sequence[Path], runs: Sequence[Run]) -> Path:
