@@ -263,7 +263,7 @@ BAD_INPUT = [
     (["eval.workers=1", "eval.stop_at=9"], "eval.workers must be 0 or -1 if stop_at or patience is set, got 1"),
     (["init_from=absent.safetensors"], "init_from=absent.safetensors must be a checkpoint that loads: "),
     (["init_from=blocked"], "init_from=blocked must be a checkpoint that loads: "),
-    (["init_from=."], "init_from must be a checkpoint file, got the folder ."),
+    (["init_from=."], "init_from=. must be a run folder with checkpoints/best.safetensors, or name a checkpoint"),
     (["-cd", "absent"], "--config-dir must be a folder of YAML, got absent"),
     (["seed=1", "-cd"], "-cd must be followed by its value, got nothing; type -cd VALUE, or leave it out"),
     (["-cn", "-m", "seed=0,1"], "-cn must be followed by its value, got -m; type -cn VALUE, or leave it out"),
@@ -535,7 +535,7 @@ def test_init_from_starts_where_another_run_ended(trained, tmp_path):
     _, run, _ = trained
     best = run / "checkpoints" / "best.safetensors"
     frozen = ["algo.learning_rate=1e-30", "algo.learning_rate_schedule=constant", "logger=none", "eval.n_points=1"]
-    rlox("train", f"init_from={os.path.relpath(best, tmp_path)}", *frozen, *SMALL[:2], cwd=tmp_path)
+    rlox("train", f"init_from={os.path.relpath(run, tmp_path)}", *frozen, *SMALL[:2], cwd=tmp_path)
     (child,) = run_folders(tmp_path)
     recorded = load_checkpoint(best).header["evaluation"]
     (evaluation,) = [row for row in rows(child) if "eval/mean_return" in row]

@@ -78,7 +78,7 @@ REFUSED = [
     (["-m", "seed=0,1", "logger=null"], "logger must be a name, got null; leave it out"),
     (["algo.gamma=" + 5000 * "9"], "algo.gamma=99999"),
     ([300 * "a" + "=1"], "aaaaa … must be a key of at most 200 characters, got one of 300"),
-    (["init_from="], "init_from must be a checkpoint file, or null, got ''"),
+    (["init_from="], "init_from must be a run folder or a checkpoint file, or null, got ''"),
     (["hydra.job.chdir=true"], "hydra.job.chdir must be false, got True: paths are relative to the folder where rlox"),
     (["output_dir=${oops}"], "output_dir refers to 'oops', which is no key"),
     (["-m", "seed=0,1", "output_dir=${oops}"], "output_dir refers to 'oops', which is no key"),

@@ -280,7 +280,7 @@ class RunConfig(Config):
     total_timesteps: int = 100_000  # environment steps, summed over all environments; offline: updates
     schedule_timesteps: int | None = None  # steps at which schedules end; null: total_timesteps, even if raised
     max_time: str | None = operational(None)  # stop after this time, then save and evaluate: 90s, 30m, 2h; null: off
-    init_from: str | None = None  # checkpoint with the initial weights (and normalisation); null: random weights
+    init_from: str | None = None  # run or checkpoint with the initial weights and normalisation; null: random weights
     imports: list[str] = field(default_factory=list)  # modules to import first, for custom environments (--import)
     device: str = operational("auto")  # auto (cuda for large networks, if available), cpu or cuda
     backend: str = operational("auto")  # native (compiled), torch, or auto: native wherever that is exact

@@ -27,7 +27,7 @@ def train(
     rlox train algo=dqn buffer=prioritized buffer.alpha=0.5
     rlox train env=Acrobot-v1 total_timesteps=200_000 logger=wandb
     rlox train max_time=30m eval.stop_at=475 'logger=\\[mlflow,csv]'
-    rlox train init_from=outputs/…/checkpoints/best.safetensors
+    rlox train init_from=outputs/…
     rlox train resume=outputs/… total_timesteps=500_000
     rlox train -m experiment=cartpole-seeds
     rlox train --import my_package env=Mine-v0

@@ -145,13 +145,8 @@ def _own_tuned_pairs(folder: Path) -> set[str]:
 
 def _check_init_from(name: str) -> None:
     if not name:
-        raise ValueError("init_from must be a checkpoint file, or null, got ''")
+        raise ValueError("init_from must be a run folder or a checkpoint file, or null, got ''")
     path = Path(name)
-    if path.is_dir():
-        raise ValueError(
-            f"init_from must be a checkpoint file, got the folder {path}; "
-            f"try init_from={path}/checkpoints/best.safetensors"
-        )
     try:
         load_checkpoint(path)
     except (OSError, ValueError) as e:

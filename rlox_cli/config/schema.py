@@ -371,6 +371,11 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
             path = with_home(key, value.removeprefix(prefix))
             if key in ("init_from", "model") and (pulled := find_pulled(path)) is not None:
                 path = str(best_of(pulled))
+            elif key == "init_from" and path and Path(path).is_dir():
+                try:
+                    path = str(best_of(Path(path)))
+                except ValueError as e:
+                    raise ValueError(f"{key}={e}") from None
             OmegaConf.update(plain, key, prefix + path)
         elif isinstance(value, ListConfig):
             paths = [with_home(key, path) if isinstance(path, str) else path for path in value]
