@@ -55,6 +55,9 @@ class Language(Family):
                 "hub"
             )
         _require_model(run.model)
+        if run.model_dtype != "float32" and (run.algo.lora_rank is None or is_function(run.model)):
+            why = "unless adapters learn (algo.lora_rank)" if run.algo.lora_rank is None else f"with model={run.model}"
+            raise ValueError(f"model_dtype must be float32 {why}, got {run.model_dtype}")
         if run.dataset is None:
             raise ValueError(f"dataset must be chosen for algo={algo}, got null; try dataset=data/rows.jsonl")
         if run.conversation is not None and algo != "grpo":
@@ -383,9 +386,11 @@ def _model(config: RunConfig) -> tuple[Any, Any, str | None]:
         result = load_function(config.model, config.imports)()
         model, tokenizer = result if isinstance(result, tuple) else (result, None)
         return model, tokenizer, None
+    import torch
+
     from rlox.llm import load_model
 
-    loaded = load_model(config.model, "train")
+    loaded = load_model(config.model, "train", getattr(torch, config.model_dtype))
     return loaded.module, loaded.tokenizer, loaded.source
 
 

@@ -40,7 +40,7 @@ from rlox_cli.terminal.paths import shown
 _FIXED = (
     *("seed", "init_from", "imports", "env.id", "env.n_envs", "env.kwargs", "env.wrappers", "env.backend"),
     *("env.reward_fn", "algo.name", *(f"algo.{name}" for name in (*DEFINES_WEIGHTS, *DEFINES_MEANING))),
-    *("buffer", "dataset", "model", "tokenizer", "reward", "reward_weights", "conversation"),
+    *("buffer", "dataset", "model", "model_dtype", "tokenizer", "reward", "reward_weights", "conversation"),
 )
 _ANEW = "start a new run, since its weights would not fit or mean something else"
 _GROUPS = ("algo", "env", "buffer", "dataset")

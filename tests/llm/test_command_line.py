@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -193,6 +194,31 @@ def test_a_run_of_adapters_resumes_only_with_its_own_model(command, here):
     ):
         assert "model must be the one that the adapters of" in output
         assert "got one with other weights; pass that model or put it back, or start a new training on this" in output
+
+
+@pytest.mark.slow
+def test_adapters_learn_on_weights_in_bfloat16(command, here):
+    for part in rlox.llm.toy.make_model(0, hidden=256, layers=1):
+        part.save_pretrained("base")
+    words = ["algo=dpo", "model=base", "dataset=sums.jsonl", "model_dtype=bfloat16", "algo.lora_rank=2", *SMALL]
+    float32, halved = (
+        re.search(r"Python and PyTorch: model ([\d.]+) MiB", done(command, "train", *words, f"model_dtype={dtype}", "--check"))
+        for dtype in ("float32", "bfloat16")
+    )
+    assert 0.4 * float(float32[1]) < float(halved[1]) < 0.6 * float(float32[1])
+    done(command, "train", *words, "total_timesteps=4", "hydra.run.dir=whole")
+    done(command, "train", *words, "total_timesteps=2", "schedule_timesteps=4", "hydra.run.dir=cut")
+    assert load_checkpoint("cut/checkpoints/last.safetensors").header["model"]["dtype"] == "bfloat16"
+    assert "reproduced exactly" in done(command, "eval", "cut")
+    done(command, "train", "resume=cut", "total_timesteps=4")
+    whole, cut = (weights(Path(name) / "checkpoints/last.safetensors") for name in ("whole", "cut"))
+    assert all(np.array_equal(array, cut[name]) for name, array in whole.items())
+    assert "model_dtype must stay bfloat16 in a run that is resumed" in refused(command, "resume=cut", "model_dtype=float32", "total_timesteps=9")
+    plain = [word for word in words if "lora" not in word]
+    assert "model_dtype must be float32 unless adapters learn (algo.lora_rank)" in refused(command, *plain)
+    made = [word.replace("=base", "=rlox.llm.toy:make_model") for word in words]
+    assert "model_dtype must be float32 with model=rlox.llm.toy:make_model, got bfloat16" in refused(command, *made)
+    assert "model_dtype must be float32 or bfloat16, got 'half'" in refused(command, *words[:-1], "model_dtype=half")
 
 
 @pytest.mark.slow
