@@ -11,6 +11,7 @@ from contextlib import suppress
 from math import inf as INF
 from typing import ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -372,6 +373,34 @@ def test_wrappers_with_arguments_are_restored(tmp_path):
     again = PPO.from_checkpoint(tmp_path / "a.safetensors")
     assert again.env_options.wrappers == wrappers
     assert again.evaluate(1).lengths[0] == 7
+
+
+class HalfRewards(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return reward / 2
+
+
+def test_wrappers_are_given_as_classes(tmp_path):
+    wrappers = [HalfRewards, {gymnasium.wrappers.TimeLimit: {"max_episode_steps": 7}}]
+    ppo = PPO("CartPole-v1", 2, 0, n_steps=16, hidden_sizes=[8], env_wrappers=wrappers, env_workers=2)
+    ppo.train(32)
+    names = [f"{__name__}:HalfRewards", {"TimeLimit": {"max_episode_steps": 7}}]
+    assert ppo.env_options.wrappers == names
+    assert ppo.evaluate(1).returns[0] == 3.5
+    ppo.save(tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match=r"name a module to import; if you trust it, pass env_wrappers="):
+        PPO.from_checkpoint(tmp_path / "a.safetensors")
+    assert PPO.from_checkpoint(tmp_path / "a.safetensors", env_wrappers=wrappers).evaluate(1).returns[0] == 3.5
+
+    class Local(HalfRewards):
+        pass
+
+    with pytest.raises(ValueError, match=r"classes at the top of a module.*or wrap in env_id=lambda: Local\("):
+        PPO("CartPole-v1", env_wrappers=[Local])
+    with pytest.raises(TypeError, match=r"must contain classes, their names or .*; for a function, pass env_id=lambda"):
+        PPO("CartPole-v1", env_wrappers=[HalfRewards.reward])
+    with pytest.raises(ValueError, match=r"is not in the script of this process; define it in a module"):
+        PPO("CartPole-v1", env_wrappers=["__main__:NotThere"])
 
 
 def test_trained_for_has_a_unit():

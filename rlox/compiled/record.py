@@ -46,6 +46,6 @@ COMPARED: dict[str, str] = {
     "rlox.training.backend": "e2183a7d8536cef8 f861c8ecc91f1c62",
     "rlox.training.off_policy": "bb14bc695c6cfb34 b2eec23740311be5",
     "rlox.training.offline": "d9a9c1ac44ca09ce 8a0acb59b6c2a22b",
-    "rlox.training.on_policy": "171a84b427d04e0c 8dd6e67a157740a3",
+    "rlox.training.on_policy": "1201e8a9f055213c 8dd6e67a157740a3",
     "rlox.training.replay": "406eecf57c725cff a26aef299b9e0d38",
 }

@@ -290,6 +290,10 @@ def _wrapper_class(name: str) -> Callable[..., Any]:
         raise ImportError(f"make_gym_env: wrapper {name!r} cannot be imported: {e}") from e
     except AttributeError as e:
         public = [n for n in vars(importlib.import_module(module)) if not n.startswith("_")]
+        if module == "__main__":  # which is another module in a process of env_workers or of a checkpoint's user
+            raise ValueError(
+                f"make_gym_env: wrapper {name!r} is not in the script of this process; define it in a module"
+            ) from e
         raise ValueError(
             f"make_gym_env: wrapper {name!r} does not exist in {module}; {nearest(attribute, public)}"
         ) from e

@@ -19,7 +19,7 @@ class EnvOptions:
     """How the environments of a training are created."""
 
     kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of ``gymnasium.make``
-    wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers, in order
+    wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers, in order, by name
     workers: int = 0  # processes that step foreign environments
     backend: str = "auto"
     remote: RemoteConfig | None = None  # workers on other machines that run them
@@ -43,16 +43,12 @@ class EnvOptions:
             raise TypeError(f"{where}: env_kwargs must be a dict of keyword arguments, got {shown(kwargs)}")
         if not isinstance(wrappers, (list, tuple)):
             raise TypeError(f"{where}: env_wrappers must be a list, got {shown(wrappers)}")
-        for item in wrappers:
-            if not isinstance(item, (str, Mapping)):
-                raise TypeError(
-                    f"{where}: env_wrappers must contain names or {{name: {{argument: value}}}}, got {shown(item)}"
-                )
+        wrappers = [_named(item, where) for item in wrappers]
         if remote is not None and not isinstance(remote, RemoteConfig):
             raise TypeError(f"{where}: remote must be a RemoteConfig, got {shown(remote)}")
         workers = integer(where, "env_workers", workers, 0, n_envs)
         backend, given = choice(where, "env_backend", backend, ENV_BACKENDS), dict(kwargs or {})
-        return cls(given, list(wrappers), workers, backend, remote, eval_kwargs=given)
+        return cls(given, wrappers, workers, backend, remote, eval_kwargs=given)
 
     def make(self, env_id: Any, n_envs: int, seed: int, n_ranks: int = 1) -> VecEnv:
         """Create the `n_envs` environments of one of `n_ranks`, which share the workers."""
@@ -67,6 +63,29 @@ class EnvOptions:
         """Return these options as arguments of a collector whose actors create their environments themselves."""
         names = {"kwargs": "env_kwargs", "wrappers": "env_wrappers", "workers": "env_workers", "backend": "env_backend"}
         return {named: getattr(self, name) for name, named in names.items()} | {"remote": self.remote}
+
+
+def _named(item: Any, where: str) -> Any:
+    """Return an item of `env_wrappers` with the name of its class, with which workers and checkpoints find it."""
+    if isinstance(item, Mapping) and len(item) == 1:
+        ((wrapper, arguments),) = item.items()
+        return {_named(wrapper, where): arguments}
+    if isinstance(item, type):
+        if "<locals>" in item.__qualname__:
+            raise ValueError(
+                f"{where}: env_wrappers must contain classes at the top of a module, which others can import, got "
+                f"{item.__qualname__}; move it there, or wrap in env_id=lambda: {item.__name__}(gymnasium.make(…))"
+            )
+        from gymnasium import wrappers
+
+        own = getattr(wrappers, item.__name__, None) is item
+        return item.__name__ if own else f"{item.__module__}:{item.__qualname__}"
+    if not isinstance(item, (str, Mapping)):
+        raise TypeError(
+            f"{where}: env_wrappers must contain classes, their names or {{class: {{argument: value}}}}, got "
+            f"{shown(item)}; for a function, pass env_id=lambda: …"
+        )
+    return item
 
 
 def make_vec_env(

@@ -139,7 +139,7 @@ class OnPolicyAlgorithm(Agent):
         in ``ALE/…`` games, where ``hidden_sizes`` is also empty by default, and the rewards themselves elsewhere. None
         always takes the rewards themselves.
     env_wrappers : sequence, optional
-        gymnasium wrappers, in order: ``"Name"``, ``"module:Name"`` or ``{"Name": {"argument": value}}``.
+        Wrappers, in order: classes, ``"Name"`` of gymnasium, ``"module:Name"`` or ``{"Name": {"argument": value}}``.
     env_workers : int
         Processes that step foreign environments; 0 steps them in this process.
     env_backend : str
