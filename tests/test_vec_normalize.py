@@ -1,6 +1,8 @@
 """Normalisation: the running moments, frozen in evaluation, exact through a checkpoint, and the effect on
 learning."""
 
+import math
+
 import gymnasium
 import numpy as np
 import probes
@@ -356,3 +358,19 @@ def test_images_stay_bytes_in_evaluations_if_only_rewards_are_normalised():
         agent = PPO("rlox/DrawnCatch-v0", policy=policy, normalize_rewards=normalize)
         agent.evaluate(2)
         assert policy.seen == {(torch.uint8, 255.0)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        ({"n_envs": 0}, "n_envs must be >= 1, got 0"),
+        ({"gamma": 1.5}, r"gamma must be in \[0, 1\], got 1.5"),
+        ({"gamma": math.nan}, r"gamma must be in \[0, 1\], got nan"),
+        ({"clip_obs": 0.0}, "clip_obs must be > 0, got 0.0"),
+        ({"clip_rewards": -1.0}, "clip_rewards must be > 0, got -1.0"),
+        ({"most_return": math.nan}, "most_return must be > 0, got nan"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, rule):
+    with pytest.raises(ValueError, match=f"VecNormalize: {rule}"):
+        VecNormalize(**{"n_envs": 2, "obs_shape": (3,), **arguments})

@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rlox.config import integer
+
 MOMENTS = ("mean", "var", "count")  # attributes of `RunningMoments`
 _PRIOR = (0.0, 1.0, 1e-4)  # mean, variance and weight of a prior, so that the first division is defined
 # After this many samples, observations of at least this size must vary by this many of float32's steps.
@@ -76,6 +78,11 @@ class VecNormalize:
         then names a number whose changes are lost by rounding, once.
     most_return : float
         Rewards are divided by more than the deviation where their discounted sums would else have exceeded this size.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `n_envs` is no integer >= 1, `gamma` is not in [0, 1], or a bound is not above 0.
     """
 
     EPSILON = 1e-8
@@ -92,6 +99,12 @@ class VecNormalize:
         part: Callable[[int], str] | None = None,
         most_return: float = math.inf,
     ):
+        n_envs = integer("VecNormalize", "n_envs", n_envs, 1)
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"VecNormalize: gamma must be in [0, 1], got {gamma}")
+        for name, bound in (("clip_obs", clip_obs), ("clip_rewards", clip_rewards), ("most_return", most_return)):
+            if not bound > 0.0:
+                raise ValueError(f"VecNormalize: {name} must be > 0, got {bound}")
         self.gamma = gamma
         self.obs = obs
         self.rewards = rewards
