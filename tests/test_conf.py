@@ -299,3 +299,37 @@ def test_flags_that_choose_a_configuration_do_not_hand_the_run_to_hydra(command,
     assert not handed
     assert not command("train", *words, "--shell-completion")[0]
     assert handed == [["--shell-completion"]]
+
+
+FILES = [
+    ("seed: [1,\nenv: 3\n", "must be YAML, got an error in line 3: expected ',' or ']'"),
+    ("algo:\n\tgamma: 0.9\n", r"must be YAML, got an error in line 2: found character '\t'"),
+    ("seed: 1\nseed: 2\n", "must be YAML, got an error in line 2: found duplicate key seed"),
+    ('seed: "\x07"\n', "must be YAML, got special characters are not allowed at character 7; remove it"),
+    (b"seed: \xff\n", "must be text in UTF-8, got other bytes; save it as UTF-8"),
+    ("# @package _global_\nalgo: {gama: 0.9}\n", ": algo.gama is no key of PPOConfig; did you mean 'gamma'?"),
+    ("# @package _global_\nenv: {n_env: 3}\n", ": env.n_env is no key of EnvConfig; did you mean 'n_envs'?"),
+    ("# @package _global_\nseed: one\n", ": seed must be an integer, got 'one'"),
+    ("# @package _global_\nalgo: 3\n", ": each section must be a mapping such as {seed: 1}, got a value of type int"),
+    ("# @package _global_\n- 1\n", ": each section must be a mapping such as {seed: 1}, got a list"),
+    ("seed: 1\n", "must begin with the line `# @package _global_`, got none"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), FILES, ids=[says[-40:] for _, says in FILES])
+def test_an_error_in_a_file_of_the_user_names_the_file_and_what_is_wrong(content, message, command, tmp_path):
+    (file := tmp_path / "mine/experiment/one.yaml").parent.mkdir(parents=True)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    for words in (["experiment=one"], ["-m", "experiment=one", "seed=0,1"], ["experiment=one", "--info", "config"]):
+        code, _, err = command("train", "-cd", "mine", "logger=none", *words)
+        assert (code, err.count("\n")) == (2, 1), err
+        assert err.startswith(f"rlox train: {Path('mine/experiment/one.yaml')}"), err
+        assert message in err
+
+
+def test_a_reference_to_nothing_among_the_swept_keys_of_a_file_is_named(command, tmp_path):
+    (file := tmp_path / "mine/experiment/one.yaml").parent.mkdir(parents=True)
+    file.write_text("# @package _global_\nhydra: {sweeper: {params: {seed: '${absent}'}}}\n")
+    code, _, err = command("train", "-cd", "mine", "-m", "experiment=one")
+    assert code == 2
+    assert err.startswith("rlox train: hydra.sweeper.params.seed refers to 'absent', which is no key")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
@@ -26,7 +27,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, RangeSweep
 from hydra.core.utils import JobStatus, configure_log, run_job
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -220,8 +221,8 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
         return master, _expand_sweeps(parsed)
     except OverrideParseException as e:
         raise explain_unparsed(e.override) if "LexerNoViableAlt" in e.message else UsageError(str(e)) from e
-    except HydraException as e:
-        raise UsageError(str(e)) from e
+    except (HydraException, OmegaConfBaseException) as e:
+        raise UsageError(explain(e)) from e
 
 
 def _first_job(parsed: list[Override]) -> list[str]:
@@ -364,7 +365,7 @@ def composed(overrides: list[str], config_name: str, where: str) -> DictConfig:
         raise UsageError(f"{where}{e}") from e
     try:
         return compose(config_name, overrides=overrides, return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException, ValueError, TypeError) as e:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError) as e:
         raise UsageError(where + explain(e)) from e
     except (AssertionError, AttributeError) as e:
         # OmegaConf raises these for keys below a section that is null.
@@ -416,6 +417,9 @@ def run_hydra(flags: list[str], overrides: list[str], task: TaskFunction) -> Non
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions reach `reported`, which prints them
     try:
         hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(task)()
+    except (ConfigCompositionException, yaml.YAMLError, UnicodeDecodeError) as e:
+        with _composition(flags):  # which `hydra.main` has ended
+            raise UsageError(explain(e)) from e
     finally:
         sys.argv = argv
         os.environ.pop("HYDRA_FULL_ERROR") if full is None else os.environ.update(HYDRA_FULL_ERROR=full)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
@@ -15,6 +17,7 @@ from rlox.config.migration import answers
 from rlox.tracking.loggers import logger_settings, outside_loggers
 from rlox_cli.config.schema import ONE_CHOICE, SECTION_OF
 from rlox_cli.families.family import OFF_POLICY_ONLY
+from rlox_cli.terminal.paths import shown
 
 _KINDS = {"Float": "a number", "Integer": "an integer", "Boolean": "true or false", "String": "a text"}
 
@@ -33,6 +36,10 @@ def explain(e: BaseException) -> str:
     root: BaseException = e
     while not isinstance(root, OmegaConfBaseException) and root.__cause__ is not None:
         root = root.__cause__
+    if isinstance(e, (yaml.YAMLError, UnicodeDecodeError)):
+        return _explain_unreadable(e)
+    if isinstance(root.__context__, OmegaConfBaseException) and (file := re.match(r"In '(.*)': \w+ raised", str(root))):
+        return _explain_file(file[1], root.__context__)
     if isinstance(e, MissingConfigException) and e.missing_cfg_file:
         path = e.missing_cfg_file.removesuffix(".yaml")
         group, _, choice = path.partition("/") if path.split("/")[0] in ONE_CHOICE else path.rpartition("/")
@@ -109,6 +116,47 @@ def explain(e: BaseException) -> str:
     if isinstance(e, (ValueError, TypeError)) and (named := re.match(r"(\w+Config): (.*)", str(e), re.DOTALL)):
         return f"{_section(named[1])}{named[2]}"
     return " ".join(str(e).split())
+
+
+def _explain_unreadable(e: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """Explain an error of a file that is not YAML: the file, the line and what is wrong there."""
+    if isinstance(e, yaml.MarkedYAMLError) and e.problem_mark is not None:
+        mark, begin = e.problem_mark, e.context_mark
+        since = f" ({e.context} that begins in line {begin.line + 1})" if e.context and begin is not None else ""
+        return (
+            f"{shown(Path(mark.name))} must be YAML, got an error in line {mark.line + 1}: {e.problem}{since}; mend it"
+        )
+    if isinstance(e, yaml.reader.ReaderError):
+        return f"{shown(Path(e.name))} must be YAML, got {e.reason} at character {e.position}; remove it"
+    bad = [path for folder in _folders() for path in folder.rglob("*.yaml") if not _is_utf8(path)]
+    return f"{' and '.join(map(shown, bad)) or 'a YAML file'} must be text in UTF-8, got other bytes; save it as UTF-8"
+
+
+def _explain_file(name: str, e: OmegaConfBaseException) -> str:
+    """Explain an error of merging the file `name`, which is relative to a folder that Hydra searches."""
+    path = next((path for folder in _folders() if (path := folder / f"{name}.yaml").is_file()), None)
+    file, group = name if path is None else shown(path), name.partition("/")[0]
+    if group in ("experiment", "tuned") and e.full_key in (group, f"{group}.{name.split('/')[1]}"):
+        return f"{file} must begin with the line `# @package _global_`, got none; add it, and write KEY: VALUE below"
+    if not e.full_key:
+        got = re.search(r"Cannot merge DictConfig with (?:List|Any)Config|Merge error: (\w+)", e.msg or "")
+        what = f"a value of type {got[1]}" if got and got[1] else "a list"
+        return f"{file}: each section must be a mapping such as {{seed: 1}}, got {what}" if got else f"{file}: {e.msg}"
+    return f"{file}: {explain(e)}"
+
+
+def _folders() -> list[Path]:
+    """Return the folders of the user that Hydra searches, in order."""
+    elements = GlobalHydra.instance().config_loader().get_search_path().get_path()
+    return [Path(item.path.removeprefix("file://")) for item in elements if (item.path or "").startswith("file://")]
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        path.read_text("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _owners(name: str) -> list[str]:
