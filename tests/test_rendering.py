@@ -118,6 +118,65 @@ def test_the_rest_is_named(kind):
     assert "render() must return one picture, an array (H, W, 3) of uint8" in str(error.value)
 
 
+class NotDrawn(gym.Env):
+    """Draws nothing: what `lacks` names is missing."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+
+    def __init__(self, lacks="", render_mode=None):
+        self.render_mode = render_mode
+        if lacks == "modes":
+            self.metadata = {**self.metadata, "render_modes": ["human"]}
+        elif lacks == "package":
+            self.render = self.miss
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, True, False, {}
+
+    def miss(self):
+        raise gym.error.DependencyNotInstalled('pygame is not installed, run `pip install "gymnasium[toy]"`')
+
+
+gym.register("NotDrawn-v0", NotDrawn)
+
+
+@pytest.mark.filterwarnings("ignore:.*render_mode")
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [
+        ("modes", "metadata['render_modes'] of the environment must contain 'rgb_array' to be drawn, got ['human']"),
+        ("method", "the environment must have a method render() to be drawn, got none"),
+        ("package", 'render() needs a package that is missing: pygame is not installed, run `pip install "gymnasium['),
+    ],
+)
+def test_what_an_environment_lacks_to_be_drawn_is_named(lacks, says, command, tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    PPO("NotDrawn-v0", env_kwargs={"lacks": lacks}, hidden_sizes=[8]).save(tmp_path / "own.safetensors")
+    code, _, err = command("eval", "own.safetensors", "--episodes", "1", "--video", "film.gif")
+    assert code == (1 if lacks == "package" else 2)
+    assert f"rlox eval: NotDrawn-v0: {says}" in err
+    assert "Traceback" not in err
+    assert not list(tmp_path.glob("*.gif"))
+
+
+def test_frames_per_second_that_are_no_number_are_named(command, tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+
+    class Silent(Pictures):
+        metadata = {"render_modes": ["rgb_array"], "render_fps": "fast"}  # noqa: RUF012
+
+    gym.register("Silent-v0", Silent, kwargs={"rendered": [RGB, RGB]})
+    PPO("Silent-v0", hidden_sizes=[8]).save(tmp_path / "own.safetensors")
+    code, _, err = command("eval", "own.safetensors", "--episodes", "1", "--video", "film.gif")
+    assert code == 2
+    assert "metadata['render_fps'] of Silent-v0 must be a number >= 1, got 'fast'" in err
+
+
 def test_a_film_has_a_frame_for_each_picture_or_does_not_exist(tmp_path):
     imageio = pytest.importorskip("imageio.v2")
     pytest.importorskip("imageio_ffmpeg")

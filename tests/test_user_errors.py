@@ -10,13 +10,14 @@ from pathlib import Path
 import failing_user_code
 import forked
 import gymnasium
+import numpy as np
 import pytest
 
 import rlox
 from rlox.callbacks import Callback
 from rlox.checkpoint import load_checkpoint
 from rlox.config import nearest
-from rlox_cli.terminal.account import account, exit_code, format_failure
+from rlox_cli.terminal.account import account, exit_code, format_failure, is_of_user
 
 HERE = Path(failing_user_code.__file__)
 SMALL = ["logger=none", "total_timesteps=600", "algo.n_steps=32", "env.n_envs=4", "eval.n_episodes=1"]
@@ -138,6 +139,7 @@ def test_exceptions_in_workers_checks_and_sweeps_show_their_location(args, code,
             "step must return (observation, reward, terminated, truncated, info), got a tuple of 4",
         ),
         ("Checked-v0", "step", "step must return (observation, reward, terminated, truncated, info), got a tuple of 4"),
+        ("CheckedInfo-v0", "step", "step must return info as a dict, got NoneType; return {} if there is no info"),
         (
             "BareReset-v0",
             "reset",
@@ -259,6 +261,19 @@ def test_modules_of_import_reach_the_workers(workers, command, tmp_path):
     sizes = ("env=Outer-v0", *SMALL, "total_timesteps=64", f"env.workers={workers}")
     code, _, err = command("train", "--import", "inner_part", "--import", "outer_part", *sizes)
     assert not code, err
+
+
+class ExtraPart(failing_user_code.WrongPart):
+    def obs(self):
+        return {"arm": np.zeros(2, np.float32), "leg": np.zeros(1, np.float32), "hand": 0}
+
+
+def test_what_only_gymnasium_finds_wrong_is_an_error_of_the_environment():
+    gymnasium.register("ExtraPart-v0", ExtraPart)
+    with pytest.raises(AssertionError) as caught:
+        rlox.PPO("ExtraPart-v0", 1, 0, n_steps=8).train(8)
+    assert is_of_user(caught.value)
+    assert "environment 0 (ExtraPart-v0): reset failed with AssertionError: " in account(caught.value)
 
 
 def test_an_unknown_id_inside_an_environment_is_not_reported_as_its_own():

@@ -30,7 +30,9 @@ def wrong_answer(env: Any, hook: str, answer: Any) -> str | None:
             f"step must return (observation, reward, terminated, truncated, info), got {describe_answer(answer)}"
             f"{old if isinstance(answer, tuple) and len(answer) == 4 else ''}"
         )
-    obs, reward, *flags, _ = answer
+    obs, reward, *flags, info = answer
+    if not isinstance(info, dict):
+        return f"step must return info as a dict, got {describe_answer(info)}; return {{}} if there is no info"
     if (wrong := wrong_observation(env.observation_space, obs)) is not None:
         return wrong
     return wrong_numbers({"the reward": reward}, dict(zip(("terminated", "truncated"), flags, strict=True)))
@@ -112,19 +114,20 @@ def explain_env_failure(
     raiser = frames_of(e.__traceback__)[-1].module
     if failure_of(e).what or (answer is UNANSWERED and raiser == "rlox"):
         return
-    if answer is UNANSWERED and raiser == "gymnasium":
+    hidden = answer is UNANSWERED
+    if hidden and raiser == "gymnasium":
         # A gymnasium wrapper failed on an answer that is not visible here: repeat the call without the wrappers.
         bare = env.unwrapped
         with contextlib.suppress(Exception):
             answer = bare.reset(seed=None) if hook == "reset" else bare.step(action)
-    if answer is UNANSWERED:
-        note_cause(e, what_and_when)
-        return
-    wrong = wrong_answer(env.unwrapped, hook, answer) or wrong_answer(env, hook, answer)
-    if wrong is not None:
+    if answer is not UNANSWERED and (
+        wrong := wrong_answer(env.unwrapped, hook, answer) or wrong_answer(env, hook, answer)
+    ):
         error = ValueError(f"{where}: {wrong} ({what}{_place(env, hook)})")
         note_cause(error, what)
         raise error from e
+    if hidden:
+        note_cause(e, what_and_when)
 
 
 def _place(env: Any, hook: str) -> str:

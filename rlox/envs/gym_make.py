@@ -203,7 +203,8 @@ def _from_id(env: str, kwargs: dict[str, Any]):
     except TypeError as e:
         if "render_mode" in kwargs and "unexpected keyword argument 'render_mode'" in str(e):
             raise ValueError(f"make_gym_env: {env} draws nothing: it does not take a render_mode") from e
-        raise ValueError(f"make_gym_env: {env} does not take kwargs {kwargs!r}: {e}") from e
+        what = f"does not take kwargs {kwargs!r}" if kwargs else "cannot be created"
+        raise ValueError(f"make_gym_env: {env} {what}: {e}") from e
 
 
 def _listen_to_mujoco(spec: Any) -> None:

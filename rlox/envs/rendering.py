@@ -6,11 +6,39 @@ from typing import Any
 
 import numpy as np
 
+from rlox.processes.failures import frames_of, no_exit, note_cause
+
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
 _RULE = (
     "render() must return one picture, an array (H, W, 3) of uint8; or one of another type that can only mean one "
     "thing: grey, channels first, opaque RGBA, bool, integers in [0, 255], floats in [0, 1]"
 )
+
+
+def draw_frame(env: Any, where: str) -> np.ndarray:
+    """Return what ``env.render()`` draws, (H, W, 3) uint8; see `rgb_frame`.
+
+    A ValueError says what an environment lacks that draws nothing, an ImportError which package does.
+    """
+    try:
+        with no_exit(f"{where}: the environment"):
+            rendered = env.render()
+    except Exception as e:
+        if type(e).__name__ == "DependencyNotInstalled":  # of gymnasium; its message has the command that installs it
+            raise ImportError(f"{where}: render() needs a package that is missing: {e}") from e
+        if frames_of(e.__traceback__)[-1].module == "gymnasium":
+            metadata = getattr(env, "metadata", None) or {}
+            modes = metadata.get("render_modes")
+            if isinstance(e, NotImplementedError):
+                raise ValueError(f"{where}: the environment must have a method render() to be drawn, got none") from e
+            if isinstance(e, AssertionError) and getattr(env, "render_mode", None) not in (modes or ()):
+                raise ValueError(
+                    f"{where}: metadata['render_modes'] of the environment must contain {env.render_mode!r} to be "
+                    f"drawn, got {modes!r}; add it, if render() can draw that"
+                ) from e
+        note_cause(e, f"{where.removeprefix('evaluate: ')}: render")
+        raise
+    return rgb_frame(rendered, where)
 
 
 def rgb_frame(rendered: Any, where: str) -> np.ndarray:

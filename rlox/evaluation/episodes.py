@@ -17,7 +17,7 @@ from rlox.envs import env_name, is_vectorised, make_vec_env
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
 from rlox.envs.gym_make import least_limit, limit_of_layers, make_fresh_gym_env
 from rlox.envs.masks import MASK, WrongMask, find_masks, without_mask
-from rlox.envs.rendering import rgb_frame
+from rlox.envs.rendering import draw_frame
 from rlox.envs.spec import SpaceAdapter, check_actions
 from rlox.envs.tensor import table
 from rlox.kernels.rng import Rng
@@ -108,7 +108,7 @@ class Episodes:
     def show(self, env: Any) -> None:
         """Pass a picture of the environment on, if pictures are wanted."""
         if self.frames is not None:
-            self.frames(rgb_frame(env.render(), f"evaluate: {env_name(self.env_id)}"))
+            self.frames(draw_frame(env, f"evaluate: {env_name(self.env_id)}"))
 
     def step_limit(self, own: int | None) -> int:
         """Return the number of steps after which an episode is cut; `own` is the environment's limit, if it has one."""

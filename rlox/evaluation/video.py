@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ def render_fps(env: str | Callable[..., Any]) -> int:
         return 10  # pace of MPE and the grid; gymnasium does not know these environments
     entry = gymnasium.spec(foreign_id(env.rpartition(":")[2])).entry_point
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
-    return int(getattr(creator, "metadata", {}).get("render_fps") or 30)
+    fps = getattr(creator, "metadata", {}).get("render_fps") or 30
+    if not isinstance(fps, Real) or fps < 1:
+        raise ValueError(f"render_fps: metadata['render_fps'] of {env} must be a number >= 1, got {fps!r}")
+    return int(fps)
 
 
 class VideoWriter:

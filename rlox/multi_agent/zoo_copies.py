@@ -14,7 +14,7 @@ from rlox.config import shown
 from rlox.envs import state as env_state
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, describe_answer, require_separate
 from rlox.envs.masks import MASK, without_mask
-from rlox.envs.rendering import rgb_frame
+from rlox.envs.rendering import draw_frame
 from rlox.envs.spec import SpaceAdapter
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, group_agents
 from rlox.multi_agent.zoo_answers import wrong_answer
@@ -454,7 +454,7 @@ class ZooCopies(env_state.EnvCopies):
         """Return a picture of the first copy, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
         if getattr(self.envs[0], "render_mode", None) != "rgb_array":
             return None
-        return rgb_frame(self.envs[0].render(), f"{self.where}: {self._what(0)}")
+        return draw_frame(self.envs[0], f"{self.where}: {self._what(0)}")
 
     def close(self) -> None:
         for env in self.envs:
