@@ -13,8 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import forked
+import gymnasium
 import numpy as np
 import pytest
+from masked_envs import SOURCES, Legal
 
 import rlox as rlox_library
 from rlox.algorithms import DQN, PPO
@@ -254,6 +256,50 @@ def test_what_is_odd_is_a_warning(args, message, rlox):
     assert any(line.startswith("  warning ") and message in line for line in out.splitlines())
     assert out.endswith("nothing was trained or saved; leave out --check to train\n")
     assert err == ""
+
+
+class Strict(Legal):
+    """Takes an illegal action for a mistake."""
+
+    def step(self, action):
+        answer = super().step(action)
+        assert not self.n_illegal, f"{action} is illegal"
+        return answer
+
+
+gymnasium.register("Strict-v0", Strict)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choices", [(4,), (3, 2, 2)])
+@pytest.mark.parametrize("source", SOURCES)
+def test_only_legal_actions_are_tried(source, choices, rlox):
+    sizes = ",".join(map(str, choices))
+    start = ["env.kwargs.start=2"] * (len(choices) == 1)
+    words = ["env=Strict-v0", f"env.kwargs.source={source}", f"env.kwargs.choices=[{sizes}]", *start]
+    code, out, err = rlox("logger=none", *words, "--check")
+    assert not code, err
+    assert "checker says" not in out
+    assert "not deterministic" not in out
+
+
+@pytest.mark.slow
+def test_only_legal_actions_of_several_agents_are_tried(rlox):
+    pytest.importorskip("pettingzoo")
+    for name in ("Masked", "MaskedPairs", "MaskedZoo"):
+        code, _, err = rlox("logger=none", "algo=mappo", f"env=pettingzoo:zoo_probes:{name}", "--check")
+        assert not code, err
+
+
+def test_a_mask_that_allows_nothing_is_refused(rlox):
+    class Blocked(Strict):
+        def mask(self):
+            return np.zeros(4, bool)
+
+    gymnasium.register("Blocked-v0", Blocked)
+    code, _, err = rlox("logger=none", "env=Blocked-v0", "--check")
+    assert code == 2
+    assert 'Blocked-v0: info["action_mask"] must allow ' in err
 
 
 @pytest.fixture(scope="module")

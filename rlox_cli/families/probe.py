@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 from rlox.config import RunConfig
 from rlox.envs import EnvSpec, is_native, make_vec_env
 from rlox.envs.failures import wrong_answer
-from rlox.envs.masks import MASK
+from rlox.envs.masks import MASK, MaskReader, WrongMask, find_masks
 from rlox.multi_agent import make_multi_agent_env
 from rlox.processes.failures import no_exit, note_cause
 from rlox_cli.terminal.errors import UsageError
@@ -89,6 +91,9 @@ def _contract(config: RunConfig, where: str) -> Iterator[str]:
         # Checked first: wrappers and checkers fail on these with less helpful messages.
         answer = _call_env(where, "reset", bare.reset, seed=config.eval_seed % 2**31)
         _require_valid(where, bare, "reset", answer)
+        if (masks := find_masks(bare, _choices(bare.action_space), answer[1])) is not None:
+            _require_mask(where, masks, *answer)
+            _allow_only_legal(bare, masks, answer)
         bare.action_space.seed(config.seed % 2**31)
         answer = _call_env(where, "step", bare.step, bare.action_space.sample())
         _require_valid(where, bare, "step", answer)
@@ -99,6 +104,47 @@ def _contract(config: RunConfig, where: str) -> Iterator[str]:
             yield f"{where}: gymnasium's checker says: {_plain(str(e)) or type(e).__name__}"
     finally:
         env.close()
+
+
+def _choices(space: Any) -> tuple[int, ...]:
+    """Return how many choices each component of an action has; empty if they cannot be masked."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),)
+    return tuple(map(int, space.nvec)) if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1 else ()
+
+
+def _require_mask(where: str, masks: MaskReader, obs: Any, info: Any) -> None:
+    try:
+        masks.read(obs, info)
+    except WrongMask as e:
+        raise UsageError(f"{where}: {e}") from e
+
+
+def _allow_only_legal(env: Any, masks: MaskReader, answer: tuple[Any, Any]) -> None:
+    """Let `env`, whose reset has just returned `answer`, replace each action, which gymnasium's checker draws without
+    its mask, by a legal one. It is the same for equal masks, since the checker repeats steps."""
+    reset, step, (obs, info) = env.reset, env.step, answer
+
+    @wraps(reset)  # the checker reads its signature
+    def remembered_reset(*args: Any, **kwargs: Any) -> Any:
+        nonlocal obs, info
+        answer = obs, info = reset(*args, **kwargs)
+        return answer
+
+    @wraps(step)
+    def legal_step(action: Any) -> Any:
+        nonlocal obs, info
+        space, flags = copy.deepcopy(env.action_space), masks.read(obs, info).astype(np.int8)
+        space.seed(0)
+        parts = np.split(flags, np.cumsum(_choices(space))[:-1])
+        answer = step(space.sample(parts[0] if space.shape == () else tuple(parts)))
+        if isinstance(answer, tuple) and len(answer) == 5:
+            obs, *_, info = answer
+        return answer
+
+    env.reset, env.step = remembered_reset, legal_step
 
 
 def _call_env(where: str, what: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -241,10 +287,13 @@ def probe_agents(family: Any, algorithm: Any, config: RunConfig) -> Seen:
 
 def _play_agents(first: Any, second: Any, rng: np.random.Generator) -> _Results:
     results, started = _Results([], [], 0, 0.0, ""), time.process_time()
-    first.reset_all()
+    step = first.reset_all()
     second.reset_all()
     while len(results.rewards) < _STEPS and (time.process_time() - started < _SECONDS or len(results.rewards) < 20):
-        actions = [random_actions(group.spec, rng, 1, len(group.agents)) for group in first.spec.groups]
+        actions = [
+            random_actions(group.spec, rng, 1, len(group.agents), mask=mask)
+            for group, mask in zip(first.spec.groups, step.masks, strict=True)
+        ]
         step = first.step_all(actions)
         if not results.differs and len(results.rewards) < _PAIR_STEPS:
             twin = second.step_all(actions)
