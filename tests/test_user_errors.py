@@ -276,6 +276,36 @@ def test_what_only_gymnasium_finds_wrong_is_an_error_of_the_environment():
     assert "environment 0 (ExtraPart-v0): reset failed with AssertionError: " in account(caught.value)
 
 
+class NoSpaces(gymnasium.Env):
+    observation_space, action_space = (3,), (2,)
+
+
+def test_a_run_that_saved_nothing_leaves_no_folder(command, tmp_path):
+    gymnasium.register("NoSpaces-v0", NoSpaces)
+    (tmp_path / "mine").mkdir()
+    for folder in ("new/run", "mine"):
+        code, _, err = command("train", "env=NoSpaces-v0", "logger=none", f"output_dir={folder}")
+        assert code == 2
+        assert "make_gym_env: NoSpaces-v0 cannot be created: " in err
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
+
+
+def test_a_start_in_a_folder_where_another_process_trains_changes_nothing(command, tmp_path):
+    class Late(failing_user_code.Sound):
+        def __init__(self):
+            super().__init__()
+            row = {"event": "start", "step": 0, "segment": 0, "pid": os.getppid()}
+            (tmp_path / "run/metrics.jsonl").write_text(json.dumps(row) + "\n")
+
+    gymnasium.register("Late-v0", Late)
+    (theirs := tmp_path / "run/.hydra/overrides.yaml").parent.mkdir(parents=True)
+    theirs.write_text("- seed=7\n")
+    code, _, err = command(*own("Late-v0"), "output_dir=run")
+    assert code == 1
+    assert "run was taken by another process in the meantime; try again" in err
+    assert theirs.read_text() == "- seed=7\n"
+
+
 def test_an_unknown_id_inside_an_environment_is_not_reported_as_its_own():
     def outer():
         return gymnasium.make("Nowhere-v0")

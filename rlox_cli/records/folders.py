@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +15,9 @@ from rlox.tracking.record import FILE, LOCK
 from rlox_cli.terminal.account import TRACEBACK
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
+
+# What Hydra writes into the folder of a run, before the run begins.
+OF_HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
 
 
 def require_new(folder: Path) -> None:
@@ -31,14 +36,36 @@ def require_own_files(folder: Path) -> None:
     """Raise a ValueError if something that a training writes or removes in `folder` is a link, or no regular file."""
     checkpoints = (f"{run_files.CHECKPOINTS}/last.safetensors", f"{run_files.CHECKPOINTS}/best.safetensors")
     pictures = ("predictions.png", "predictions.gif")
-    of_hydra = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
-    for name in (FILE, LOCK, TRACEBACK, "config.yaml", "completions.json", *pictures, *of_hydra, *checkpoints):
+    for name in (FILE, LOCK, TRACEBACK, "config.yaml", "completions.json", *pictures, *OF_HYDRA, *checkpoints):
         run_files.check(folder, name, stat.S_ISREG, "a regular file")
     for name in ("mirrors", run_files.CHECKPOINTS, f"{run_files.CHECKPOINTS}/memory"):
         run_files.check(folder, name, stat.S_ISDIR, "a folder")
     for above, folders, files in os.walk(folder / run_files.CHECKPOINTS):
         for name in (*folders, *files):
             run_files.check(above, name)
+
+
+def remove_traces(folder: Path, new: list[Path], found: dict[str, bytes]) -> None:
+    """Remove what Hydra has written into the folder of a run that failed, unless the run itself has saved something.
+
+    If meanwhile another process trains there, what it had written is restored.
+
+    Parameters
+    ----------
+    new : list of Path
+        The folder and those above it that did not exist before, innermost first. They are removed if they are empty.
+    found : dict
+        The content of the files `OF_HYDRA` that were there before.
+    """
+    with suppress(OSError, ValueError):
+        if os.listdir(folder) == [".hydra"] and not found:
+            shutil.rmtree(folder / ".hydra")
+            for path in new:
+                path.rmdir()
+        elif found and json.loads((folder / FILE).read_text().partition("\n")[0])["pid"] != os.getpid():
+            for name, content in found.items():
+                with run_files.replace_file(folder, name) as file:
+                    file.write(content)
 
 
 def resume_command(folder: Path) -> str:

@@ -35,6 +35,7 @@ from rlox_cli.config.presets import name_choice
 from rlox_cli.config.rules import read_tuned_steps
 from rlox_cli.config.schema import to_run_config, with_env
 from rlox_cli.families.imports import import_modules
+from rlox_cli.records.folders import OF_HYDRA, remove_traces
 from rlox_cli.run.mirrors import finish_mirrors, require_trackers
 from rlox_cli.run.session import Outcome, resume, run
 from rlox_cli.terminal.account import format_failure
@@ -104,7 +105,7 @@ def main(args: list[str]) -> Typed | None:
     if configs[0].distributed is not None:
         outcome = train_on_ranks(configs[0], jobs[0].algo, lambda: find_new_folder(jobs[0], False), console)
     else:
-        find_new_folder(jobs[0], multirun)
+        folder = find_new_folder(jobs[0], multirun)
         if sweep is not None:
             from rlox_cli.run.check import require_buildable
 
@@ -114,7 +115,13 @@ def main(args: list[str]) -> Typed | None:
         if multirun or not HELP_FLAGS.isdisjoint(flags):
             _run_with_hydra(flags, overrides, multirun, console)
             return None
-        outcome = run_composed(flags, jobs[0], _train)
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
+        found = {name: (folder / name).read_bytes() for name in OF_HYDRA if (folder / name).exists()}
+        try:
+            outcome = run_composed(flags, jobs[0], _train)
+        except BaseException:
+            remove_traces(folder, new, found)
+            raise
     if outcome is not None:  # this is rank 0
         finish_mirrors([outcome.folder], console)
     return None
