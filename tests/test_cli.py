@@ -281,6 +281,8 @@ BAD_INPUT = [
     (["seed=-1"], "seed must be in [0, 2**63 - 10_000), got -1"),
     (["fast"], "'fast' must be KEY=VALUE or a flag"),
     (["-m", "seed=0,1", "algo.gamma=0.9,2"], "job 1 of the sweep (seed=0 algo.gamma=2): algo.gamma must be in [0, 1]"),
+    (["env=my_envs:Mine"], "a class needs an id: add gymnasium.register('Mine-v0', Mine) to my_envs"),
+    (["env=my_envs.Mine"], "then my_envs:Mine-v0 is its id, or Mine-v0 with --import my_envs"),
     (["-m", "env=CartPole-v1,Acrobot-v1,Nope-v1"], "job 2 of the sweep (env=Nope-v1): env=Nope-v1 is no environment"),
 ]
 

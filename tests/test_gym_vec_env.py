@@ -415,6 +415,7 @@ def test_wrappers_by_name_by_path_and_with_arguments():
         (["FlatenObservation"], ValueError, "did you mean 'FlattenObservation'"),
         (["gymnasium.wrappers:FlatenObservation"], ValueError, "did you mean 'FlattenObservation'"),
         (["no_such_package.wrappers:Mine"], ImportError, "'no_such_package.wrappers:Mine' cannot be imported"),
+        (["no_such_package.Mine"], ImportError, "; add --import no_such_package, which also looks in"),
         ([{"FrameStackObservation": {"size": 4}}], ValueError, "FrameStackObservation does not accept .*size"),
         (["NormalizeObservation"], ValueError, "use normalize_obs=True"),
         ([{"A": {}, "B": {}}], TypeError, "each of wrappers must be a name or"),

@@ -32,6 +32,8 @@ _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "opencv": "a
 
 # Ids of Atari games before ALE/NAME-v5, such as Pong-v4, Pong-ram-v0 and PongNoFrameskip-v4.
 _OLD_ATARI = re.compile(r"(?:ALE/)?([A-Z][A-Za-z0-9]*?)((?:-ram)?(?:NoFrameskip|Deterministic))?(?:-ram)?-v\d+")
+# A class, as in my_package:Mine, where an id is needed.
+_CLASS = re.compile(r"([A-Za-z_][\w.]*)[:.]([A-Z]\w*)")
 _VERSION = re.compile(r"-v\d+$")
 # Ids that a package registers when it is imported: pattern, package and module.
 _PACKAGES = (
@@ -249,6 +251,12 @@ def nearest_id(env: str) -> str:
         if re.match(pattern, env):
             install = "" if find_spec(module) else f"pip install {package}, then "
             return f"{module} registers such ids: {install}add --import {module} (library: import {module})"
+    if named := _CLASS.fullmatch(env):
+        module, name = named.groups()
+        return (
+            f"a class needs an id: add gymnasium.register('{name}-v0', {name}) to {module}; then {module}:{name}-v0 is "
+            f"its id, or {name}-v0 with --import {module} (library: import {module})"
+        )
     # Equal versions do not make two ids alike. The newest version comes last, and native ids after all others.
     newest = {_VERSION.sub("", name): name for name in (*sorted(known), *native_env_ids())}
     close = closest(_VERSION.sub("", env), newest)
@@ -288,7 +296,9 @@ def _wrapper_class(name: str) -> Callable[..., Any]:
         target: Any = importlib.import_module(module)
         target = functools.reduce(getattr, attribute.split("."), target)
     except ImportError as e:
-        raise ImportError(f"make_gym_env: wrapper {name!r} cannot be imported: {e}") from e
+        own = isinstance(e, ModuleNotFoundError) and f"{module}.".startswith(f"{e.name}.")
+        remedy = f"; add --import {module}, which also looks in the working folder (library: sys.path)" if own else ""
+        raise ImportError(f"make_gym_env: wrapper {name!r} cannot be imported: {e}{remedy}") from e
     except AttributeError as e:
         public = [n for n in vars(importlib.import_module(module)) if not n.startswith("_")]
         if module == "__main__":  # which is another module in a process of env_workers or of a checkpoint's user
