@@ -103,6 +103,8 @@ def _obstacle(spec: Any) -> str | None:
     if not isinstance(entry, str):
         return None
     module = entry.partition(":")[0]
+    if module.partition(".")[0] == "ale_py" and not spec.id.startswith("ALE/"):
+        return ""  # ale-py's old names, of which a training says what they are called now
     if module.startswith("gymnasium.envs.mujoco."):
         if find_spec("mujoco") is None:
             return 'pip install "rlox-cli[mujoco]"'
