@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import failing_user_code
@@ -274,6 +276,29 @@ def test_what_only_gymnasium_finds_wrong_is_an_error_of_the_environment():
         rlox.PPO("ExtraPart-v0", 1, 0, n_steps=8).train(8)
     assert is_of_user(caught.value)
     assert "environment 0 (ExtraPart-v0): reset failed with AssertionError: " in account(caught.value)
+
+
+@pytest.mark.slow
+def test_a_missing_package_names_the_extra_that_installs_it(tmp_path):
+    def run(package, *words):
+        program = f"import sys; sys.modules[{package!r}] = None; from rlox_cli.main import main; main()"
+        return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path)
+
+    few = ["logger=none", "total_timesteps=64", "algo.n_steps=8", "eval.n_episodes=1"]
+    swept = run("matplotlib", "train", "-m", "seed=0", *few, "output_dir=sweep")
+    assert not swept.returncode, swept.stderr
+    assert 'pip install "rlox-cli[plot]"' in swept.stderr
+    (tmp_path / "mlflow.db").touch()
+    for package, extra, words in (
+        ("matplotlib", "plot", ["plot", "sweep"]),
+        ("transformers", "llm", ["train", "experiment=grpo-copy", *few[:1]]),
+        ("mlflow", "mlflow", ["ui", "--store", "mlflow.db"]),
+    ):
+        done = run(package, *words)
+        assert done.returncode in (1, 2)
+        assert done.stderr.startswith(f"rlox {words[0]}: ")
+        assert done.stderr.endswith(f'; pip install "rlox-cli[{extra}]"\n')
+        assert done.stderr.count("\n") == 1
 
 
 class NoSpaces(gymnasium.Env):

@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.parse
 import urllib.request
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ def serve(store: Path, port: int, args: list[str]) -> None:
     with store.open("rb") as file:
         if file.read(16) not in (b"SQLite format 3\0", b""):
             raise ValueError(f"--store must be a database of MLflow (SQLite), got {store}")
+    if find_spec("mlflow") is None:
+        raise UsageError('mlflow must be installed to show its page, but is not; pip install "rlox-cli[mlflow]"')
     host = _host(args)
     _require_free(host, port)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", sqlalchemy_uri(store.absolute())]

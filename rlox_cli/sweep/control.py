@@ -27,6 +27,7 @@ from rlox_cli.records.runs import EVALUATION
 from rlox_cli.run.mirrors import finish_mirrors
 from rlox_cli.sweep.launch import Launch, launcher_overrides
 from rlox_cli.sweep.tables import label, print_jobs, resume_command, resume_hint
+from rlox_cli.terminal.account import paragraph
 from rlox_cli.terminal.console import TextConsole, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
@@ -194,13 +195,13 @@ def finish(sweep: Sweep, plot: bool, console: Console) -> None:
 
 
 def _plot(sweep: Sweep) -> None:
-    from rlox_cli.report.plot import main
-
     try:
+        from rlox_cli.report.plot import main
+
         main([sweep.folder], EVALUATION, "steps", [], [], [])
     except (ValueError, ImportError, OSError) as e:
-        # Nothing was evaluated, or the disk is full: this does not make the sweep a failure.
-        print_text(f"rlox plot: {e}", stderr=True)
+        # Nothing was evaluated, the disk is full, or matplotlib is missing: this does not make the sweep a failure.
+        print_text(f"rlox plot: {paragraph(e)}", stderr=True)
 
 
 def status(folder: Path, as_json: bool) -> None:

@@ -56,6 +56,13 @@ _LIBRARIES = {
         "urllib3",
     ),
 }
+# Extras of rlox, by the packages that they install.
+_EXTRAS = {
+    **dict.fromkeys(("transformers", "tokenizers", "peft"), "llm"),
+    **dict.fromkeys(("pettingzoo", "mpe2"), "multi-agent"),
+    **{name: name for name in ("minari", "mlflow", "optuna", "ray", "tensorboard", "wandb")},
+    **{"matplotlib": "plot", "pyarrow": "arrow", "h5py": "hdf5", "grpc": "distributed", "huggingface_hub": "hub"},
+}
 # Functions of the library whose messages begin with their names, which say nothing to whoever typed a command.
 _FUNCTIONS = ("collect", "evaluate", "export", "load_checkpoint", "train")
 _MOST_FRAMES = 3
@@ -63,8 +70,12 @@ _LONGEST = 2000  # characters of a message, or of a line of a traceback, that ar
 
 
 def paragraph(e: BaseException) -> str:
-    """Return the message of `e` as one paragraph; for an OSError, with the name of the file."""
+    """Return the message of `e` as one paragraph; for an OSError, with the name of the file, and for a missing package,
+    with the command that installs it."""
     text = _text(e)
+    package = (e.name or "").partition(".")[0] if isinstance(e, ImportError) else ""
+    if package in _EXTRAS and "rlox-cli[" not in text:
+        text = f'{text}; pip install "rlox-cli[{_EXTRAS[package]}]"'
     if isinstance(e, OSError) and e.strerror:
         text = f"{e.strerror}: {e.filename}" if e.filename else e.strerror
     return _cut(" ".join(text.split())) or type(e).__name__
