@@ -138,6 +138,14 @@ def test_every_listed_environment_of_gymnasium_can_be_made(tmp_path):
         gymnasium.make(name).close()
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"), [("--trial=9", "did you mean '--trials'?"), ("--seach", "did you mean '--search'?")]
+)
+def test_a_wrong_flag_of_tune_names_those_of_tune(word, hint, command):
+    code, _, err = command("tune", "env=CartPole-v1", word)
+    assert (code, err) == (2, f"rlox tune: {word.partition('=')[0]} is no flag; {hint}\n")
+
+
 @pytest.mark.slow
 def test_lists_and_explanations(trained):
     cwd, run, _ = trained
@@ -247,6 +255,8 @@ BAD_INPUT = [
     (["algo.gamma=1.5", "--cfg", "job"], "algo.gamma must be in [0, 1], got 1.5"),
     (["total_timesteps=1.5e0"], "total_timesteps must be an integer, got '1.5'"),
     (["algo=pppo"], "algo=pppo does not exist; did you mean 'ppo'?"),
+    (["algo=trpo"], "algo=trpo does not exist; the nearest is algo=ppo, and `rlox ls algos` lists all"),
+    (["algo=RecurrentPPO"], "algo=RecurrentPPO does not exist; the nearest is algo=ppo algo.memory=lstm, and"),
     (["env=CartPol-v1"], "env=CartPol-v1 is no environment; did you mean 'CartPole-v1'?"),
     (["env=CartPole"], "env=CartPole does not exist; did you mean 'CartPole-v1'?"),
     (["tuned=best"], "tuned=best does not exist"),

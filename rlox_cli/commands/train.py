@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
 import typer
@@ -67,11 +68,11 @@ def train(
         main([*(overrides or []), *context.args])
 
 
-def main(args: list[str]) -> None:
-    """Run ``rlox train`` with `args` as typed."""
+def main(args: list[str], own: Collection[str] = ()) -> None:
+    """Run ``rlox train`` with `args` as typed. Messages about flags name `own` too, those of another command."""
     from rlox_cli.run.train import main
 
-    plan = main(args)
+    plan = main(args, own)
     if plan is None:
         return
     if plan.searches:

@@ -44,4 +44,4 @@ def tune(
         words += [] if trials is None else [f"hydra.sweeper.n_trials={trials}"]
         words += [] if seeds is None else [f"hydra.sweeper.n_seeds={seeds}"]
         words += [] if search is None else [f"hydra.sweeper.search=[{search}]"]
-        main([*words, *(overrides or []), *context.args])
+        main([*words, *(overrides or []), *context.args], own=("--trials", "--seeds", "--search"))

@@ -15,6 +15,7 @@ from rlox.algorithms.table import ALGORITHMS, resolve
 from rlox.config import BufferConfig, nearest
 from rlox.config.migration import answers
 from rlox.tracking.loggers import logger_settings, outside_loggers
+from rlox_cli.config.presets import nearest_choice
 from rlox_cli.config.schema import ONE_CHOICE, SECTION_OF
 from rlox_cli.families.family import OFF_POLICY_ONLY
 from rlox_cli.terminal.paths import shown
@@ -53,7 +54,8 @@ def explain(e: BaseException) -> str:
 
                 more = "; any gymnasium id may be given, such as Acrobot-v1"
                 return f"env={choice} does not exist; {nearest_id(choice)}{more}"
-            return f"{group}={choice} does not exist; {nearest(choice, options)}"
+            hint = nearest_choice(choice, options) if group == "algo" else nearest(choice, options)
+            return f"{group}={choice} does not exist; {hint}"
     if isinstance(e, HydraException) and "Ambiguous value for argument" in str(e):
         line = re.search(r"argument '(.*?)'\n", str(e))
         return f"{line[1] if line else 'a comma list'} has several values, which need a sweep: rlox train -m …"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import fields
 from decimal import Decimal
 from functools import cache
@@ -58,8 +58,10 @@ def take_imports(args: list[str]) -> tuple[list[str], list[str]]:
     return modules, rest
 
 
-def split_args(args: list[str]) -> tuple[list[str], list[str]]:
+def split_args(args: list[str], own: Collection[str] = ()) -> tuple[list[str], list[str]]:
     """Split what was typed into Hydra's flags (with their values) and overrides, which Hydra takes separately.
+
+    `own` are the other flags of the command, which messages name.
 
     Raises
     ------
@@ -80,7 +82,7 @@ def split_args(args: list[str]) -> tuple[list[str], list[str]]:
                 raise UsageError(f"{name} must be followed by its value, got {got}; type {name} VALUE, or leave it out")
         elif word.startswith("-"):
             if name not in _FLAGS | _VALUE_FLAGS:
-                known = {"--import", "--check", *_FLAGS, *_VALUE_FLAGS}
+                known = {"--import", "--check", *_FLAGS, *_VALUE_FLAGS, *own}
                 value = value or (words[0] if words else "…")
                 hint = _as_setting(name, "…" if value.startswith("-") else value) or nearest(name, known)
                 raise UsageError(f"{_short(name)} is no flag; {hint}")

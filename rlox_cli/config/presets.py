@@ -6,13 +6,23 @@ its algorithm. Checkpoints name the algorithm. Runs, plots, folders and tuned se
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import yaml
 
 from rlox.algorithms import ALGORITHMS, algorithm_names, entry_of, resolve
-from rlox.config import Config, RunConfig
+from rlox.config import Config, RunConfig, nearest
 from rlox_cli.config.shipped import read_shipped
+
+# What rlox has instead of algorithms of other libraries whose names are like those of unrelated ones, or like none.
+_INSTEAD = {
+    **dict.fromkeys(("trpo", "ppo2", "maskable_ppo", "maskableppo"), "algo=ppo"),
+    **dict.fromkeys(("recurrent_ppo", "recurrentppo", "ppo_lstm", "rppo"), "algo=ppo algo.memory=lstm"),
+    **dict.fromkeys(("ddpg", "d4pg"), "algo=td3"),
+    **dict.fromkeys(("a3c", "vpg", "reinforce"), "algo=a2c"),
+    **{"r2d2": "algo=dqn algo.memory=lstm", "iqn": "algo=qr_dqn", "mpo": "algo=sac", "bcq": "algo=iql"},
+}
 
 
 def name_choice(choice: str, run: RunConfig) -> str:
@@ -54,6 +64,13 @@ def config_of(name: str) -> type[Config] | None:
 def choice_names() -> list[str]:
     """Return the names of all algorithms and shipped presets."""
     return sorted({*algorithm_names(), *read_presets()})
+
+
+def nearest_choice(name: str, choices: Iterable[str]) -> str:
+    """Return a hint for a choice of ``algo=`` that does not exist: what is nearest to it among `choices`."""
+    if (instead := _INSTEAD.get(name.lower())) is not None:
+        return f"the nearest is {instead}, and `rlox ls algos` lists all"
+    return nearest(name, choices)
 
 
 def _read(text: str) -> dict[str, Any]:

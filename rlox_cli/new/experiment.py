@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from rlox.algorithms import entry_of, resolve
-from rlox.config import nearest, tuned, tuned_pairs
+from rlox.config import tuned, tuned_pairs
 from rlox_cli.config.compose import compose_jobs
-from rlox_cli.config.presets import choice_names, config_of, read_presets
+from rlox_cli.config.presets import choice_names, config_of, nearest_choice, read_presets
 from rlox_cli.config.shipped import SCHEMA_FOLDER, read_schema
 from rlox_cli.families.family import family_of
 from rlox_cli.new.files import check_name, write_package
@@ -85,7 +85,7 @@ def make_experiment(name: str, algo: str, env: str | None, folder: Path | None) 
     check_name(name)
     config = config_of(algo)
     if config is None:
-        raise UsageError(f"--algo={algo} does not exist; {nearest(algo, choice_names())}")
+        raise UsageError(f"--algo={algo} does not exist; {nearest_choice(algo, choice_names())}")
     if config.uses_dataset in ("must", "text"):
         raise UsageError(
             f"--algo must learn in an environment, got {algo}, which learns from a dataset; `rlox cp "

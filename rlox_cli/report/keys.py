@@ -18,7 +18,14 @@ from rlox.config import nearest, tuned, tuned_pairs
 from rlox.config.base import types_of
 from rlox.offline.dataset import open_dataset
 from rlox.tracking.loggers import logger_config, logger_settings, outside_loggers
-from rlox_cli.config.presets import choice_names, config_of, describe_preset, preset_settings, read_presets
+from rlox_cli.config.presets import (
+    choice_names,
+    config_of,
+    describe_preset,
+    nearest_choice,
+    preset_settings,
+    read_presets,
+)
 from rlox_cli.report.choosing import START_WITH
 from rlox_cli.report.dataset import print_dataset
 from rlox_cli.terminal.console import PlainTable, TextConsole, make_table, print_table
@@ -106,7 +113,7 @@ def show_keys(topics: list[str]) -> None:
         if topic.startswith("algo="):
             algo = topic[5:]
             if config_of(algo) is None:
-                raise ValueError(f"algo={algo} does not exist; {nearest(algo, choice_names())}")
+                raise ValueError(f"algo={algo} does not exist; {nearest_choice(algo, choice_names())}")
         elif topic.startswith("env="):
             env = topic[4:]
         elif topic.startswith("buffer="):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,14 +57,14 @@ class Typed:
     searches: bool  # whether Optuna chooses the jobs
 
 
-def main(args: list[str]) -> Typed | None:
-    """Run the command for `args`, the Hydra overrides and flags as typed.
+def main(args: list[str], own: Collection[str] = ()) -> Typed | None:
+    """Run the command for `args`, the Hydra overrides and flags as typed; `own` is as for `split_args`.
 
     Return the sweep that was typed, if it was one, for `rlox_cli.sweep` to run.
     """
     typed, (modules, args) = args, take_imports(args)
     checks, args = "--check" in args, [arg for arg in args if arg != "--check"]
-    flags, overrides = split_args(args)
+    flags, overrides = split_args(args, own)
     console = TextConsole()
     console.quiet = _n_started() > 1 and os.environ["RANK"] != "0"
     if runs := [override for override in overrides if override.startswith("resume=")]:
