@@ -358,3 +358,12 @@ def test_a_training_with_nothing_left_warns(name):
     for again in ({}, {"until": algorithm.counters.end}):
         with pytest.warns(RuntimeWarning, match="train: nothing is left to train, all 16 .* are done"):
             algorithm.train(**again)
+
+
+def test_the_warning_of_a_finished_training_names_an_end_that_continues_it():
+    algorithm = rlox.PPO("CartPole-v1", n_envs=4, n_steps=32)
+    algorithm.train(100)  # which ends after a whole rollout
+    with pytest.warns(RuntimeWarning, match=r"train\(until=\.\.\.\) with more than 128 continues"):
+        algorithm.train()
+    algorithm.train(until=129)
+    assert algorithm.counters.steps > 128

@@ -292,7 +292,7 @@ class Algorithm(metaclass=Hinting):
         if c.steps >= c.end:
             warnings.warn(
                 f"train: nothing is left to train, all {c.horizon_steps:,} {c.unit} are done; train(until=...) with "
-                f"more than {c.end} continues, train(number) starts a new training",
+                f"more than {c.steps} continues, train(number) starts a new training",
                 RuntimeWarning,
                 stacklevel=3,
             )
