@@ -231,7 +231,7 @@ def test_other_commands_check_arguments_before_they_start(command, tmp_path, mon
         ),
         (["bench", "learn", "--out", "file"], "--out must be a folder, got the file file"),
         (["cp", "algo/ppo", "file"], "DEST must be a folder, got the file file"),
-        (["plot", "run", "--out", "folder.arrow"], "--out must end in .png or .html, got folder.arrow"),
+        (["plot", "run", "--out", "folder.arrow"], "--out must end in .png, .pdf, .svg or .html, got folder.arrow"),
         (["eval", "run", "--render"], "--render must have a display, but DISPLAY is not set"),
         (["enjoy", "run", "--import", "json"], "rlox eval run --video episode.mp4 --import json"),
         (

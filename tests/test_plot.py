@@ -187,6 +187,15 @@ def test_the_picture_shows_both_groups(made, tmp_path):
     assert len([1 for is_white, run in itertools.groupby(white) if is_white and len(list(run)) > 5]) >= 4
 
 
+@pytest.mark.parametrize(("suffix", "begins"), [(".pdf", b"%PDF-"), (".svg", b"<?xml")])
+def test_the_ending_of_a_file_chooses_its_format(suffix, begins, made, tmp_path):
+    path = (tmp_path / "plot").with_suffix(suffix)
+    out = rlox("plot", "again", "--out", path, cwd=made).stdout
+    assert out.endswith(f"  {suffix[1:]:<5} {path}\n")
+    assert path.read_bytes().startswith(begins)
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
 def test_groups_are_chosen_by_key_and_by_path(made, tmp_path):
     out = rlox("plot", "sweep", "--by", "learning_rate", "--out", tmp_path / "a.html", cwd=made).stdout
     assert re.search(r"^learning_rate=1e-05 +CartPole-v1 +5 finished", out, re.MULTILINE)
@@ -303,7 +312,7 @@ def test_damaged_runs_are_named_and_the_others_plotted(sweep):
         (["nowhere"], "no runs under nowhere; name run folders"),
         (["sweep", "--metric", "loss/valu"], "no run has loss/valu; did you mean 'loss/value'?"),
         (["sweep", "--by", "learning"], "--by must be path or a key of the runs, got 'learning'"),
-        (["sweep", "--out", "a.gif"], "--out must end in .png or .html, got a.gif"),
+        (["sweep", "--out", "a.gif"], "--out must end in .png, .pdf, .svg or .html, got a.gif"),
         (["sweep", "--x", "epochs"], "--x must be steps or time, got 'epochs'"),
         (["sweep", "--label", "a", "--label", "b"], "--label must be given once for each PATH (1), got 2"),
     ],

@@ -24,15 +24,15 @@ def plot(
         list[str] | None, typer.Option(metavar="NAME", help="Name of each PATH, whose runs are then one group.")
     ] = None,
     out: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Write this .png or .html. Can be repeated.")
+        list[Path] | None, typer.Option(metavar="FILE", help="Write this .png, .pdf, .svg or .html. Can be repeated.")
     ] = None,
 ) -> None:
     """Plot learning curves, performance profiles and speed of runs, as a picture and as a self-contained page.
 
     Runs that differ only in the seed, or in how they were run (device, threads,
     eval.workers, logger, …), are one group: the line is their interquartile mean,
-    the band its 95 % bootstrap interval. Without --out, both files are written to
-    the sweep's folder, or below outputs/plots.
+    the band its 95 % bootstrap interval. Without --out, a .png and a .html
+    are written to the sweep's folder, or below outputs/plots.
 
     \b
     rlox plot outputs/sweeps/…                         one group per combination

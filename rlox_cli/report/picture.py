@@ -134,7 +134,7 @@ class Picture:
         self._n_ids = 0
 
     def save(self, paths: Sequence[Path]) -> str:
-        """Write the PNG files, and return the figure as an ``<svg>`` element."""
+        """Write the PNG, PDF and SVG files, and return the figure as an ``<svg>`` element."""
         from matplotlib import rc_context
 
         text = io.StringIO()

@@ -28,14 +28,15 @@ from rlox_cli.terminal.console import TextConsole, make_table, print_table, prin
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path, shown
 
-FORMATS = (".png", ".html")
+_USUAL = (".png", ".html")  # without --out
+FORMATS = (".png", ".pdf", ".svg", ".html")
 
 
 def _write(groups: list[Group], metric: str, by_time: bool, paths: Sequence[Path], notes: Sequence[str]) -> Picture:
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
     picture = Picture(groups, metric, by_time)
-    svg = picture.save([path for path in paths if path.suffix == ".png"])
+    svg = picture.save([path for path in paths if path.suffix != ".html"])
     for path in paths:
         if path.suffix == ".html":
             path.write_text(page(picture, svg, notes), encoding="utf-8")
@@ -52,7 +53,7 @@ def main(paths: list[Path], metric: str | None, x: str, by: list[str], labels: l
         raise UsageError(f"--label must be given once for each PATH ({len(paths)}), got {len(labels)}")
     for path in out:
         if path.suffix not in FORMATS:
-            raise UsageError(f"--out must end in {' or '.join(FORMATS)}, got {path}")
+            raise UsageError(f"--out must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {path}")
     out = [output_path("--out", path) for path in out]
     metric = choose_metric(metric, paths)
     by = [PATH] if labels else by
@@ -63,7 +64,7 @@ def main(paths: list[Path], metric: str | None, x: str, by: list[str], labels: l
         print_text(f"rlox plot: {note}", stderr=True)
     if not out:
         stem = _default_stem(paths, runs)
-        out = [output_path("--out", stem.with_name(stem.name + suffix)) for suffix in FORMATS]
+        out = [output_path("--out", stem.with_name(stem.name + suffix)) for suffix in _USUAL]
     picture = _write(groups, metric, x == "time", out, notes)
     console = TextConsole()
     speed = f"{units(runs)}/s"
@@ -83,7 +84,7 @@ def main(paths: list[Path], metric: str | None, x: str, by: list[str], labels: l
 def _default_stem(paths: Sequence[Path], runs: Sequence[Run]) -> Path:
     """Return a path in a sweep's own folder; for any other choice of runs, a dated name under outputs/plots."""
     if len(paths) == 1 and {run.folder.parent for run in runs} == {paths[0]}:
-        for suffix in FORMATS:
+        for suffix in _USUAL:
             run_files.is_file(paths[0], f"plot{suffix}")  # raises a ValueError if it is a link
         return paths[0] / "plot"
     return Path("outputs", "plots", time.strftime("%Y-%m-%d-%H%M%S"))
