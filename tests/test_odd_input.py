@@ -289,6 +289,21 @@ def test_output_dir_is_the_folder_of_a_run_or_a_sweep(command, tmp_path, monkeyp
 
 
 @pytest.mark.slow
+def test_a_setting_in_the_name_of_a_run_folder_is_replaced(command, tmp_path):
+    assert not command("train", *SMALL, "output_dir=runs/${env.id}-${seed}", "seed=3")[0]
+    assert (tmp_path / "runs/CartPole-v1-3/metrics.jsonl").is_file()
+    for folder, says in (
+        ("a-${sed}", "output_dir refers to 'sed', which is no key"),
+        ("a-${", "output_dir must have references of the form ${SECTION.KEY}, got one that cannot be read"),
+        ("a-\\${seed}", "output_dir must have no ${ in its path, which Hydra reads as a reference"),
+    ):
+        code, _, err = command("train", *SMALL, f"output_dir={folder}")
+        assert (code, err.count("\n")) == (2, 1)
+        assert err.startswith(f"rlox train: {says}")
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.slow
 def test_many_jobs_are_counted_and_a_sample_is_checked_first(command):
     words = ["train", "-m", "--check", "logger=none", "seed=range(250)"]
     code, _, err = command(*words, "algo.batch_size=range(2,100)", "algo.gamma=0.9,2")

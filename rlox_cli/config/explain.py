@@ -9,7 +9,7 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, InterpolationResolutionError, OmegaConfBaseException
 
 from rlox.algorithms.table import ALGORITHMS, resolve
 from rlox.config import BufferConfig, nearest
@@ -66,6 +66,9 @@ def explain(e: BaseException) -> str:
             name = next(filter(None, found.groups()), "") if found else ""
             what = f"refers to {name!r}, which is no key" if name else f"cannot be resolved: {first}"
             return f"{root.full_key} {what}; write a reference as ${{SECTION.KEY}}, such as ${{algo.gamma}}"
+        if isinstance(root, GrammarParseError):
+            key = re.sub(r"hydra\.(run|sweep)\.dir", "output_dir", root.full_key)
+            return f"{key} must have references of the form ${{SECTION.KEY}}, got one that cannot be read ({first})"
         if "Cannot merge DictConfig with ListConfig" in first:
             return f"{root.full_key} must be a list such as [1,2], got a mapping"
         if "is not a ListConfig" in first or "Cannot assign" in first or "Cannot convert" in first:
