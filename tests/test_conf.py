@@ -4,6 +4,7 @@ from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import yaml
@@ -320,11 +321,21 @@ FILES = [
 def test_an_error_in_a_file_of_the_user_names_the_file_and_what_is_wrong(content, message, command, tmp_path):
     (file := tmp_path / "mine/experiment/one.yaml").parent.mkdir(parents=True)
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    for words in (["experiment=one"], ["-m", "experiment=one", "seed=0,1"], ["experiment=one", "--info", "config"]):
+    for words in (["experiment=one"], ["-m", "experiment=one", "seed=0,1"]):
         code, _, err = command("train", "-cd", "mine", "logger=none", *words)
         assert (code, err.count("\n")) == (2, 1), err
         assert err.startswith(f"rlox train: {Path('mine/experiment/one.yaml')}"), err
         assert message in err
+
+
+@pytest.mark.slow
+def test_the_same_with_a_flag_that_only_prints(tmp_path):
+    (file := tmp_path / "mine/experiment/one.yaml").parent.mkdir(parents=True)
+    file.write_text("# @package _global_\nalgo: {gama: 0.9}\n")
+    # In a process of its own, since Hydra changes how the process logs.
+    done = forked.run("train", "-cd", "mine", "experiment=one", "--info", "config", cwd=tmp_path, timeout=60)
+    assert done.returncode == 2
+    assert f"rlox train: {Path('mine/experiment/one.yaml')}: algo.gama is no key of PPOConfig;" in done.stderr
 
 
 def test_a_reference_to_nothing_among_the_swept_keys_of_a_file_is_named(command, tmp_path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
-from numbers import Real
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rlox.envs.rendering import rgb_frame
 
@@ -29,7 +31,7 @@ def render_fps(env: str | Callable[..., Any]) -> int:
     entry = gymnasium.spec(foreign_id(env.rpartition(":")[2])).entry_point
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
     fps = getattr(creator, "metadata", {}).get("render_fps") or 30
-    if not isinstance(fps, Real) or fps < 1:
+    if not isinstance(fps, (int, float, np.number)) or not 1 <= fps < math.inf:
         raise ValueError(f"render_fps: metadata['render_fps'] of {env} must be a number >= 1, got {fps!r}")
     return int(fps)
 

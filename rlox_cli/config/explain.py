@@ -141,7 +141,7 @@ def _explain_file(name: str, e: OmegaConfBaseException) -> str:
     """Explain an error of merging the file `name`, which is relative to a folder that Hydra searches."""
     path = next((path for folder in _folders() if (path := folder / f"{name}.yaml").is_file()), None)
     file, group = name if path is None else shown(path), name.partition("/")[0]
-    if group in ("experiment", "tuned") and e.full_key in (group, f"{group}.{name.split('/')[1]}"):
+    if group in ("experiment", "tuned") and e.full_key == group:
         return f"{file} must begin with the line `# @package _global_`, got none; add it, and write KEY: VALUE below"
     if not e.full_key:
         got = re.search(r"Cannot merge DictConfig with (?:List|Any)Config|Merge error: (\w+)", e.msg or "")

@@ -57,7 +57,7 @@ def remove_traces(folder: Path, new: list[Path], found: dict[str, bytes]) -> Non
     found : dict
         The content of the files `OF_HYDRA` that were there before.
     """
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, LookupError, TypeError):  # such as a record of something else
         if os.listdir(folder) == [".hydra"] and not found:
             shutil.rmtree(folder / ".hydra")
             for path in new:
