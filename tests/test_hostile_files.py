@@ -1,8 +1,10 @@
 """Damaged and malicious files: each is a clear error, runs no code and uses few resources."""
 
+import io
 import json
 import os
 import pickle
+import string
 import struct
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from rich.text import Text
 from safetensors.numpy import save
 
 from rlox import MmapReplayBuffer, ReplayBuffer
@@ -29,6 +32,7 @@ from rlox.tracking.record import Record
 from rlox.tracking.store import inside, read_config
 from rlox.tracking.writer import Job
 from rlox_cli.report.lists import list_things
+from rlox_cli.terminal.console import TextConsole, make_table, print_table
 
 
 def flat_of(checkpoint):
@@ -569,6 +573,42 @@ def test_a_run_that_is_damaged_hides_no_other(tmp_path, capsys):
     assert "bad" not in output.out
     assert "bad is left out: " in output.err
     assert "other is left out: " in output.err
+
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
+
+
+def test_control_characters_of_files_are_shown_and_not_obeyed(command, tmp_path):
+    plain = {"algo": {"name": "ppo"}, "env": {"id": "X-v0"}, "seed": 0, "total_timesteps": 1}
+    for name in (f"evil{ESCAPE}", f"worse{ESCAPE}"):
+        Record(tmp_path / "runs" / name).close()
+        (tmp_path / "runs" / name / "config.yaml").write_text(json.dumps(plain))
+    (tmp_path / "runs" / f"worse{ESCAPE}" / "config.yaml").write_text("a: 1\n")
+    _, out, err = command("ls", "runs", "--folder", "runs")
+    assert "evil\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e  ppo" in out
+    assert "worse\\x1b]0;owned" in err
+    job = {"id": "0" * 8, "folder": f"a{ESCAPE}", "overrides": [f"a={ESCAPE}"], "config": {"total_timesteps": 1}}
+    head = {"sweep": 1, "version": "1", "flags": [], "overrides": [f"a={ESCAPE}"], "imports": [], "launcher": []}
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.jsonl").write_text(f"{json.dumps(head)}\n{json.dumps(job)}\n")
+    printed = [out, err]
+    for words in (("sweep", "status", "sweep"), ("ls", "sweeps"), ("eval", f"no{ESCAPE}"), ("show", f"x{ESCAPE}")):
+        printed += command(*words)[1:]
+    assert sum(map(len, printed)) > 200
+    assert not set("".join(printed)) & set(ESCAPE) - set(string.printable)
+
+
+def test_colours_of_the_command_line_are_no_control_characters_of_files():
+    file = io.StringIO()
+    console = TextConsole(file=file, force_terminal=True, width=80, color_system="truecolor", legacy_windows=False)
+    table = make_table("name", "value")
+    table.add_row(f"a{ESCAPE}", Text("good", "red"))
+    print_table(console, table)
+    console.print(f"line{ESCAPE}\nnext", style="bold")
+    text = file.getvalue()
+    assert "\x1b[31mgood" in text
+    assert "\x1b[1mline\\x1b]0;owned" in text
+    assert "\x1b]0" not in text
 
 
 ROWS = {

@@ -8,6 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from rlox.checkpoint.checks import visible
+
 
 def python_command(module: str, function: str, *arguments: int | str) -> list[str]:
     """Return a command that calls ``module.function(*arguments)`` in a new interpreter with this one's import path.
@@ -69,5 +71,5 @@ def format_warning(
     # The place of rlox's own warnings is that of a caller; that of NumPy's compiled code is the line that called it.
     at_caller = (filename, lineno) != (frame.f_code.co_filename, frame.f_lineno)
     if at_caller and str(frame.f_globals.get("__name__")).partition(".")[0] in ("rlox", "rlox_cli"):
-        return f"warning: {message}\n"
-    return f"warning: {message} ({category.__name__}, {filename}:{lineno})\n"
+        return f"warning: {visible(str(message))}\n"
+    return f"warning: {visible(str(message))} ({category.__name__}, {filename}:{lineno})\n"

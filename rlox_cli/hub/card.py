@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from rlox.checkpoint.checks import visible
 from rlox_cli.families.imports import import_words
 
 NO_NAME = "OWNER/NAME"  # stands for a name that is not known yet
@@ -110,7 +111,7 @@ def write_card(facts: Facts, name: str) -> str:
         "## Licence",
         f"`{facts.licence}`" if facts.licence else "Its author has not named a licence.",
     ]
-    return "\n\n".join(parts) + "\n"
+    return visible("\n\n".join(parts) + "\n")
 
 
 def metadata(facts: Facts) -> dict[str, Any]:

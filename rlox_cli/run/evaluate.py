@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.checkpoint import one_line
+from rlox.checkpoint.checks import visible
 from rlox.config import RunConfig, shown
 from rlox.evaluation.video import VideoWriter
 from rlox.llm.templates import COLUMNS
@@ -111,7 +112,8 @@ def generate(
             print(json.dumps({"prompt": prompt, "completions": texts}))
             continue
         for text in texts:
-            print(text if chat else f"{prompt}{text}")
+            whole = text if chat else f"{prompt}{text}"
+            print(visible(whole) if sys.stdout.isatty() else whole)  # a pipe gets what the model wrote
 
 
 def _chat(text: str, row: int) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from rlox.checkpoint.checks import CONTROL, visible
+
 # Width when the output is not a terminal: no line of a table is ever broken.
 _UNBROKEN = 100_000
 _PROSE = 30  # columns that a paragraph needs to be readable
@@ -25,7 +27,7 @@ class TextConsole(Console):
     """A console for plain text. On a terminal, it breaks lines between words only; in files and pipes it breaks none.
 
     Words and commands that are wider than the terminal are printed whole. Neither brackets nor colons in a path or a
-    message are markup.
+    message are markup. Control characters in a text, which may be somebody else's, are shown and not obeyed.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -36,7 +38,10 @@ class TextConsole(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         if len(objects) != 1 or not isinstance(text := objects[0], (str, Text)):
             super().print(*objects, **options)
-        elif self.is_terminal:
+            return
+        if isinstance(text, str) and CONTROL.search(text):
+            text = visible(text)
+        if self.is_terminal:
             lines = Text(text).split("\n") if isinstance(text, str) else text.split("\n")
             for line in lines or [Text()]:
                 for part in _wrap(line, self.width):
@@ -46,14 +51,14 @@ class TextConsole(Console):
 
 
 class PlainTable(Table):
-    """A table of plain text, in which brackets are not markup."""
+    """A table of plain text, in which neither brackets are markup nor control characters are obeyed."""
 
     def __init__(self, *columns: str, optional: Sequence[str] = ()):
-        super().__init__(*(Column(name) for name in columns), box=None, pad_edge=False)
+        super().__init__(*(Column(visible(name)) for name in columns), box=None, pad_edge=False)
         self.optional = optional
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
-        super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+        super().add_row(*(Text(visible(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 def make_table(*columns: str, optional: Sequence[str] = ()) -> PlainTable:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rlox.callbacks import Callback
 from rlox.callbacks.progress import format_clock
+from rlox.checkpoint.checks import visible
 
 _LINE_EVERY_S = 10.0
 _BAR, _NARROW_BAR, _SHORTEST_BAR = 24, 8, 4  # columns
@@ -161,7 +162,8 @@ class ProgressCallback(Callback):
         left = self._left(time.monotonic())
         if left and len(line) + 2 + len(left) <= width:
             line += f"  {left}"
-        label = f"{self.label}  " if cell_len(self.label) + bar + len(line) + 3 <= width else ""
+        label = f"{visible(self.label)}  "
+        label = label if cell_len(label) + bar + len(line) + 1 <= width else ""
         bar = min(bar, width - len(label) - len(line) - 1)
         for part in self._parts:
             if cell_len(label) + bar + 1 + cell_len(line) + 2 + cell_len(part) > width:
@@ -173,7 +175,7 @@ class ProgressCallback(Callback):
             yield Text(" ", end="")
         yield Text(line, no_wrap=True, overflow="crop", end="")
         for actor in self._actors:
-            yield Text(f"\n  {actor}", no_wrap=True, overflow="crop", end="")
+            yield Text(f"\n  {visible(actor)}", no_wrap=True, overflow="crop", end="")
 
 
 def _actor_lines(algorithm) -> list[str]:
