@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -245,8 +246,23 @@ def test_the_whole_traceback_on_demand(tmp_path):
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
     assert "rlox: environment 0 (StepFails-v0): step 6 of its episode failed" in done.stderr
+    wrong = forked.run("train", "algo=nope", cwd=tmp_path, env=environment)
+    assert (wrong.returncode, wrong.stderr.startswith("Traceback")) == (
+        2,
+        True,
+    )  # the code is the same with and without
     (saved,) = tmp_path.rglob("last.safetensors")
     assert load_checkpoint(saved).header["counters"]["env_steps"] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_another_package_turns_into_its_own_error_stops_the_command(number, command, tmp_path):
+    (tmp_path / "turning.py").write_text(
+        "import os, time\ntry:\n"
+        f"    os.kill(os.getpid(), {number:d})\n    time.sleep(10)\n"
+        "except BaseException:\n    raise AttributeError('something else') from None\n"
+    )
+    assert command("train", "--import", "turning") == (128 + number, "", "rlox train: interrupted\n")
 
 
 @pytest.mark.slow

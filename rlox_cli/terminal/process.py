@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -114,28 +115,36 @@ def open_streams() -> None:
 
 @contextmanager
 def report_exceptions(verb: str) -> Iterator[None]:
-    """Print an exception as `format_failure` does, and exit with its code. RLOX_TRACEBACK=1 lets it propagate.
+    """Print an exception as `format_failure` does, or its traceback with RLOX_TRACEBACK=1, and exit with its code.
 
     The first Ctrl-C or SIGTERM stops the command, except in parts that handle signals themselves, such as a training.
     """
+    signals = Signals()
     try:
-        with Signals():
+        with signals:
             yield
     except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException):
         raise
     except Stopped as e:
         raise typer.Exit(e.exit_code) from None
-    except KeyboardInterrupt as e:
-        print(f"rlox {verb}: interrupted", file=sys.stderr)
-        raise typer.Exit(128 + getattr(e, "signal_number", signal.SIGINT)) from None
     except BaseException as e:
+        # Other packages turn the exception of a signal into errors of their own.
+        number = signals.number
+        if isinstance(e, KeyboardInterrupt):
+            number = getattr(e, "signal_number", signal.SIGINT)
+        if number is not None:
+            print(f"rlox {verb}: interrupted", file=sys.stderr)
+            raise typer.Exit(128 + number) from None
         # Imports NumPy, which --help does without.
         from rlox_cli.terminal.account import exit_code, format_failure, is_of_user
         from rlox_cli.terminal.console import print_text
 
         # Hydra and its plugins may end the process themselves; an environment must not.
-        if os.environ.get("RLOX_TRACEBACK") == "1" or (isinstance(e, SystemExit) and not is_of_user(e)):
+        if isinstance(e, SystemExit) and not is_of_user(e):
             raise
+        if os.environ.get("RLOX_TRACEBACK") == "1":
+            traceback.print_exception(e)
+            raise typer.Exit(exit_code(e)) from None
         rank = int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0
         lost = type(e).__name__ == "RankLost"
         # A rank that only lost another rank has nothing to add to what rank 0 prints, unless rank 0 was killed.
