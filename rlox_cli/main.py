@@ -8,6 +8,7 @@ import faulthandler
 import os
 import sys
 import warnings
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any
 
@@ -36,7 +37,7 @@ from rlox_cli.commands.train import train
 from rlox_cli.commands.tune import FLAGS, tune
 from rlox_cli.commands.workers import doctor, worker
 from rlox_cli.terminal.options import PASS_ON
-from rlox_cli.terminal.process import open_streams
+from rlox_cli.terminal.process import Output, open_streams
 from rlox_cli.terminal.shells import replace_scripts
 from rlox_cli.terminal.signals import end_on_signals
 
@@ -120,7 +121,14 @@ def main() -> None:
     except OSError as e:
         print(f"rlox: the working folder must exist, but was deleted ({e.strerror}); cd to another", file=sys.stderr)
         sys.exit(2)
-    commands()()
+    try:
+        commands()()
+    except SystemExit as e:
+        with suppress(OSError):
+            sys.stdout.flush()
+        if Output.incomplete and not e.code:
+            sys.exit(1)
+        raise
 
 
 if __name__ == "__main__":

@@ -109,6 +109,25 @@ def test_training_works_with_closed_streams(tmp_path, closed):
     assert wrong.returncode == 2
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_training_continues_when_its_output_cannot_be_written(tmp_path):
+    warning = "rlox: warning: standard output cannot be written: No space left on device; the command goes on without"
+    with open("/dev/full", "w") as full:
+        for words in (["train", *SMALL, "hydra.run.dir=run"], ["ls", "algos"], ["--help"]):
+            done = subprocess.run(
+                [*RLOX, *words],
+                cwd=tmp_path,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=240,
+            )
+            assert (done.returncode, done.stderr) == (1, f"{warning} it\n")
+        both = subprocess.run([*RLOX, "ls", "algos"], cwd=tmp_path, stdout=full, stderr=full, timeout=240)
+        assert both.returncode == 1
+    assert finished(tmp_path / "run")
+
+
 POSIX = {"LC_ALL": "C", "PYTHONIOENCODING": ""}
 # Runs a command for each argument in forks of one new interpreter, with output in 0.txt, 1.txt, …
 ONE_BY_ONE = """

@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -69,15 +69,24 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("rlox.plain", _replace)
 
 
-class _Output(io.FileIO):
-    """A standard stream whose reader may go away (`| head -1`, a closed terminal); later output is then discarded."""
+class Output(io.FileIO):
+    """A standard stream whose reader may go away (`| head -1`, a closed terminal); later output is then discarded.
+
+    So is the output to a file that cannot be written (a full disk), with one warning on stderr. A training goes on.
+    """
+
+    incomplete = False  # whether something could not be written to a file
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as e:
             if e.errno not in (errno.EPIPE, errno.EIO):
-                raise
+                Output.incomplete = True
+                name = "standard output" if self.fileno() == 1 else "standard error"
+                text = f"rlox: warning: {name} cannot be written: {e.strerror}; the command goes on without it\n"
+                with suppress(OSError):
+                    os.write(2, text.encode())
         # Redirect the descriptor itself, for processes that inherit it.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self.fileno())
@@ -107,7 +116,7 @@ def open_streams() -> None:
         asked = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8")
         plain = not asked and os.environ.get("LC_ALL") in ("C", "POSIX")
         encoding = "ascii" if plain else getattr(before, "encoding", None) or "utf-8"
-        buffered = io.BufferedWriter(_Output(number, "w", closefd=False))
+        buffered = io.BufferedWriter(Output(number, "w", closefd=False))
         interactive = number == 2 or os.isatty(number)
         stream = io.TextIOWrapper(buffered, encoding, "rlox.plain", line_buffering=interactive)
         setattr(sys, name, stream)
