@@ -260,6 +260,7 @@ def test_early_stopping_counts_calls_without_improvement():
         (lambda: EarlyStoppingCallback(min_delta=math.nan), "EarlyStoppingCallback: min_delta must be finite, got nan"),
         (lambda: EarlyStoppingCallback(threshold=math.nan), "EarlyStoppingCallback: threshold must be a number"),
         (lambda: EvalCallback(n_episodes=0), "EvalCallback: n_episodes must be >= 1, got 0"),
+        (lambda: EvalCallback(10**12), "EvalCallback: n_points must be at most 1000000, got 1000000000000"),
         (lambda: CheckpointCallback("a", every_s=-1), "CheckpointCallback: every_s must be >= 0, got -1"),
         (lambda: CheckpointCallback("a", every_s=math.nan), "CheckpointCallback: every_s must be >= 0, got nan"),
         (

@@ -127,6 +127,9 @@ REFUSED = [
     (["-m", "seed=0,1", "--cfg", "job"], "-m and --cfg must not be combined"),
     (["--info", "all", "--cfg", "job"], "--info and --cfg must not be combined"),
     (["env.n_envs=1e12"], "env.n_envs must "),
+    (["env.n_envs=1e7"], "env.n_envs must be between 1 and 1,000,000, got 10000000"),
+    (["eval.n_episodes=1e7"], "eval.n_episodes must be between 1 and 1,000,000, got 10000000"),
+    (["eval.n_points=1e12"], "eval.n_points must be between 0 and 1,000,000, got 1000000000000"),
     (["algo.n_steps=1e18"], "algo.n_steps must "),
 ]
 
@@ -146,6 +149,18 @@ def test_errors_are_one_paragraph_that_names_the_key(args, message, command, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--check"], ["-m", "seed=0,1"]])
+def test_a_configuration_that_could_not_be_read_again_is_refused_at_the_start(more, command, tmp_path):
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    text = f"# @package _global_\nenv:\n  kwargs:\n    values: {list(range(30_000))}\n"
+    (tmp_path / "own" / "experiment" / "long.yaml").write_text(text)
+    code, _, err = command("train", *SMALL, "-cd", "own", "experiment=long", "output_dir=run", *more)
+    assert code == 2
+    assert "env.kwargs must be shorter: with it, the run's config.yaml would have " in err
+    assert "bytes, but at most 262,144 are read again; put long values in a file, and pass its path" in err
+    assert not (tmp_path / "run").exists()
+
+
 def test_whole_numbers_may_be_written_with_an_exponent():
     words = ["algo=dqn", "total_timesteps=2.5e5", "buffer.size=1e5", "seed=1e3", "algo.hidden_sizes=[1e2,64]"]
     (job,) = compose_jobs([], _split([*words, "env.kwargs.gravity=1e1", "algo.learning_rate=1e-3"]))

@@ -17,7 +17,7 @@ import numpy as np
 
 from rlox.callbacks.base import Callback, _algorithm, _finite, _HandWritten, _number
 from rlox.checkpoint import is_count, one_line
-from rlox.config import integer
+from rlox.config import MOST_AT_ONCE, integer
 from rlox.envs import is_vectorised
 from rlox.evaluation.episodes import Evaluation, warn_of_cut
 from rlox.evaluation.evaluator import EvaluationWorker, cores, make_job, play
@@ -141,14 +141,10 @@ class EvalCallback(Callback):
             raise ValueError(f"EvalCallback: max_steps must be >= 1, got {max_steps}")
         if every_steps is not None and every_steps < 1:
             raise ValueError(f"EvalCallback: every_steps must be >= 1, got {every_steps}")
-        if n_episodes < 1:
-            raise ValueError(f"EvalCallback: n_episodes must be >= 1, got {n_episodes}")
-        if n_points < 0:
-            raise ValueError(f"EvalCallback: n_points must be >= 0, got {n_points}")
         if patience is not None and patience < 1:
             raise ValueError(f"EvalCallback: patience must be >= 1, got {patience}")
-        self.n_points = n_points
-        self.n_episodes = n_episodes
+        self.n_points = integer("EvalCallback", "n_points", n_points, 0, MOST_AT_ONCE)
+        self.n_episodes = integer("EvalCallback", "n_episodes", n_episodes, 1, MOST_AT_ONCE)
         self.seed = None if seed is None else integer("EvalCallback", "seed", seed, 0)
         self.stop_at = stop_at
         self.patience = patience

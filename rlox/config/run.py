@@ -20,6 +20,7 @@ from rlox.config.base import (
     LARGEST_SEED,
     LONGEST_S,
     MATMUL_PRECISIONS,
+    MOST_AT_ONCE,
     MOST_PROCESSES,
     MOST_STEPS,
     MOST_THREADS,
@@ -30,11 +31,14 @@ from rlox.config.base import (
     is_below,
     operational,
 )
+from rlox.config.packages import import_package
 from rlox.config.sqlite import is_sqlite, names_file, sqlite_file, sqlite_uri
 
 DISTRIBUTED = ("ddp", "fsdp")  # fsdp: language models only
 RAY_PLACEMENTS = ("spread", "pack")
 MOST_LEVELS = 32  # of nested values in a configuration
+MOST_BYTES = 1 << 18  # of config.yaml; a configuration has a few kilobytes, and reading YAML can be slow
+_SURELY_SHORT = MOST_BYTES // (2 * MOST_LEVELS + 4)  # of `repr`: an element of a list has a line of its own in YAML
 ON_FAILURE = ("stop", "wait")  # reactions of a run that lost its sampler
 
 
@@ -58,7 +62,7 @@ class EnvConfig(Config):
     def rules(self):
         yield "id", bool(self.id), "not be empty"
         yield "reward_fn", self.reward_fn != "", "be module:NAME, the name of an installed reward, or null"
-        yield "n_envs", self.n_envs >= 1, "be >= 1"
+        yield "n_envs", 1 <= self.n_envs <= MOST_AT_ONCE, f"be between 1 and {MOST_AT_ONCE:,}"
         yield "kwargs", _is_finite(self.kwargs), "contain no NaN and no infinity, which checkpoints cannot store"
         yield "workers", 0 <= self.workers <= self.n_envs, "be between 0 and n_envs"
         yield "workers", self.workers <= MOST_PROCESSES, f"be at most {MOST_PROCESSES}"
@@ -84,7 +88,7 @@ class EvalConfig(Config):
     )  # processes that evaluate meanwhile; 0: none; -1: if a core is free and it takes long
 
     def rules(self):
-        yield "n_points", self.n_points >= 0, "be >= 0"
+        yield "n_points", 0 <= self.n_points <= MOST_AT_ONCE, f"be between 0 and {MOST_AT_ONCE:,}"
         yield "max_steps", self.max_steps is None or self.max_steps >= 1, "be >= 1, or null"
         yield "workers", -1 <= self.workers <= MOST_PROCESSES, f"be between 0 and {MOST_PROCESSES}, or -1"
         stops = self.stop_at is not None or self.patience is not None
@@ -92,7 +96,7 @@ class EvalConfig(Config):
         yield "n_points", self.n_points >= 1 or not stops, "be >= 1 if stop_at or patience is set"
         yield "stop_at", self.stop_at is None or math.isfinite(self.stop_at), "be finite, or null"
         yield "patience", self.patience is None or self.patience >= 1, "be >= 1 or null"
-        yield "n_episodes", self.n_episodes >= 1, "be >= 1"
+        yield "n_episodes", 1 <= self.n_episodes <= MOST_AT_ONCE, f"be between 1 and {MOST_AT_ONCE:,}"
         yield "seed", self.seed is None or 0 <= self.seed < 2**63, "be in [0, 2**63) or null"
 
 
@@ -417,7 +421,24 @@ def to_plain(config: RunConfig, algo: str) -> dict[str, Any]:
         uri = sqlite_uri(Path(os.path.abspath(sqlite_file(uri)))) if is_sqlite(uri) else uri
         plain["logger"]["mlflow"]["tracking_uri"] = uri
     require_plain(plain)
+    if len(repr(plain)) > _SURELY_SHORT:
+        _require_short(plain)
     return plain
+
+
+def _require_short(plain: dict[str, Any]) -> None:
+    """Raise a ValueError if ``config.yaml`` would be too long to be read again; the message names the longest value."""
+    yaml = import_package("yaml", "cli", "logger")
+    n_bytes = len(yaml.safe_dump({**plain, "backend": max(BACKENDS, key=len)}, sort_keys=False).encode())
+    if n_bytes > MOST_BYTES:
+        flat = {key: value for key, value in plain.items() if not isinstance(value, dict)}
+        for section in plain.keys() - flat.keys():
+            flat |= {f"{section}.{key}": value for key, value in plain[section].items()}
+        longest = max(flat, key=lambda key: len(repr(flat[key])))
+        raise ValueError(
+            f"{longest} must be shorter: with it, the run's config.yaml would have {n_bytes:,} bytes, but at most "
+            f"{MOST_BYTES:,} are read again; put long values in a file, and pass its path"
+        )
 
 
 def _located(name: str) -> str:

@@ -20,15 +20,13 @@ from typing import Any
 from rlox.checkpoint import locks, run_files
 from rlox.config import Config, CsvConfig, MlflowConfig, TensorboardConfig, WandbConfig, is_below
 from rlox.config.packages import import_package
-from rlox.config.run import MOST_LEVELS, require_plain
+from rlox.config.run import MOST_BYTES, MOST_LEVELS, require_plain
 from rlox.tracking.record import FILE
 
 yaml = import_package("yaml", "cli", "logger")
 
 MIRRORS = "mirrors"
 LOCK = "lock"  # in a store's folder
-# Configurations written by rlox have a few kilobytes and levels. Larger files are not parsed, because YAML can be slow.
-_MOST_BYTES = 1 << 18
 _SECTIONS: dict[str, type[Config]] = {
     "mlflow": MlflowConfig,
     "wandb": WandbConfig,
@@ -57,7 +55,7 @@ class State:
 def read_state(run: Path, name: str) -> State:
     """Return the mirror's state, or a new one if there is no valid state (a mirror can always be filled again)."""
     try:
-        state, fresh = State(**json.loads(run_files.read_bytes(run, f"{MIRRORS}/{name}.json", _MOST_BYTES))), State()
+        state, fresh = State(**json.loads(run_files.read_bytes(run, f"{MIRRORS}/{name}.json", MOST_BYTES))), State()
     except (FileNotFoundError, ValueError, TypeError, RecursionError):
         return State()
     counts = (state.offset, state.seen, *(state.artifacts.values() if isinstance(state.artifacts, dict) else ["none"]))
@@ -99,7 +97,7 @@ def read_plain(folder: Path, name: str) -> Any:
     ValueError, yaml.YAMLError, RecursionError
         For anything that rlox does not write into a configuration.
     """
-    text = run_files.read_bytes(folder, name, _MOST_BYTES).decode("utf-8")
+    text = run_files.read_bytes(folder, name, MOST_BYTES).decode("utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     level = 0
     # Check before any object is created, because aliases multiply objects and tags choose their types.
@@ -181,7 +179,7 @@ def list_pending_runs(store: Path) -> dict[Path, list[Path]]:
     for name in names:
         entry = store / "pending" / name
         if not name.startswith("."):
-            run = os.fsdecode(run_files.read_bytes(store, f"pending/{name}", _MOST_BYTES))
+            run = os.fsdecode(run_files.read_bytes(store, f"pending/{name}", MOST_BYTES))
             runs.setdefault(Path(run), []).append(entry)
     return runs
 
