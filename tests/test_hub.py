@@ -188,6 +188,20 @@ def test_the_card_has_score_interval_versions_and_a_command_that_repeats_the_run
         np.testing.assert_array_equal(array, again.tensors["policy"][name])
 
 
+def test_the_card_of_a_run_with_settings_of_its_own_says_so(rlox_with, tmp_path):
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    text = "# @package _global_\ntotal_timesteps: 64\nalgo:\n  n_steps: 8\neval:\n  n_points: 1\n  n_episodes: 1\n"
+    (tmp_path / "own" / "experiment" / "mine.yaml").write_text(text)
+    words = ["experiment=mine", "env=CartPole-v1", "tuned=off"]
+    assert rlox_with("train", "-cd", "own", *words, "output_dir=run", cwd=tmp_path).returncode == 0
+    card = rlox_with("card", "run", cwd=tmp_path).stdout
+    assert "rlox train -cd FOLDER experiment=mine env=CartPole-v1 tuned=off seed=0\n" in card
+    assert "FOLDER is one with settings of the author, which is not shared; see `config.yaml`." in card
+    assert "rlox eval OWNER/NAME\n" in card  # needs no folder
+    shutil.rmtree(tmp_path / "own")
+    assert rlox_with("eval", "run", cwd=tmp_path).returncode == 0
+
+
 def test_a_licence_is_spelled_in_both_ways(rlox_with):
     texts = [rlox_with("card", "run", option, "cc-by-4.0").stdout for option in ("--licence", "--license")]
     assert texts[0] == texts[1]

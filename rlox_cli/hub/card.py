@@ -17,6 +17,7 @@ from rlox.checkpoint.checks import visible
 from rlox_cli.families.imports import import_words
 
 NO_NAME = "OWNER/NAME"  # stands for a name that is not known yet
+NO_FOLDER = "FOLDER"  # stands for the folder of -cd, which is not shared
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ def write_card(facts: Facts, name: str) -> str:
         parts.append("The settings are in `config.yaml`.")
     else:
         parts.append(_code("bash", _install(facts), facts.command))
+        if f" -cd {NO_FOLDER} " in facts.command:
+            parts.append(f"{NO_FOLDER} is one with settings of the author, which is not shared; see `config.yaml`.")
     if facts.changes:
         resumed = "; ".join(f"at {facts.unit[:-1]} {step:,} `{_cell(words)}`" for step, words in facts.changes)
         parts.append(f"It was resumed with other settings, by `rlox train resume=RUN …`: {resumed}.")

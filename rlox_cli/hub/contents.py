@@ -18,6 +18,7 @@ from typing import Any
 
 from rlox import __version__
 from rlox.checkpoint import load_checkpoint, run_files, trained_for
+from rlox.config.run import MOST_BYTES
 from rlox.evaluation.video import VideoWriter, render_fps
 from rlox.tracking.record import FILE, read_rows
 from rlox.tracking.store import read_config, read_plain
@@ -25,7 +26,7 @@ from rlox_cli.families.evaluation import plan, restore_to_act
 from rlox_cli.families.family import Evaluation as Typed
 from rlox_cli.families.family import family_of_checkpoint
 from rlox_cli.families.imports import import_modules, list_needed_modules, require_typed
-from rlox_cli.hub.card import Facts, Score, interval_of_mean, write_card
+from rlox_cli.hub.card import NO_FOLDER, Facts, Score, interval_of_mean, write_card
 from rlox_cli.records.checkpoints import best_of, read_known_header
 from rlox_cli.records.pulled import MANIFEST, find_pulled, hint
 from rlox_cli.records.runs import EVALUATION, choose_metric, group_runs, plain, read_run, read_runs
@@ -35,7 +36,8 @@ from rlox_cli.terminal.paths import shown
 
 CARD, CONFIG, CURVE, FILM = "README.md", "config.yaml", "curve.png", "replay.mp4"
 FORMAT = 1
-_OVERRIDES = ".hydra/overrides.yaml"
+_OVERRIDES, _SOURCES = ".hydra/overrides.yaml", ".hydra/hydra.yaml"
+_OWN_FOLDER = re.compile(rb"- path: .+\n +schema: file\n +provider: command-line\n")  # of -cd
 # Settings of where and how a run was trained, not of what was trained.
 _NOT_REPEATED = ("output_dir=", "hydra.", "hydra/", "logger=", "logger.", "resume=", "~logger")
 # A user and a password, which some drivers accept with a slash (5000/ is a port), or a token alone.
@@ -250,6 +252,9 @@ def _command(run: Path) -> str | None:
     words, config = [word for word in typed if not word.lstrip("+").startswith(_NOT_REPEATED)], read_config(run)
     if "seed" in config and not any(word.startswith("seed=") for word in typed):
         words.append(f"seed={config['seed']}")
+    with suppress(OSError, ValueError):
+        if _OWN_FOLDER.search(run_files.read_bytes(run, _SOURCES, MOST_BYTES)):
+            words[:0] = ["-cd", NO_FOLDER]
     return shlex.join(["rlox", "train", *words]).replace("`", "")
 
 
