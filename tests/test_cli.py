@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -398,6 +399,28 @@ def training(cwd: Path, *args: str) -> forked.Rlox:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     return process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", ["moved", "deleted"])
+def test_a_training_ends_when_its_folder_is_moved_or_deleted(fate, tmp_path):
+    process = training(tmp_path, "checkpoint.every_s=1")
+    (run,) = run_folders(tmp_path)
+    while not (run / "checkpoints" / "last.safetensors").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    if fate == "moved":
+        run.rename(tmp_path / "moved")
+    else:
+        shutil.rmtree(run)
+    assert process.wait(60) == 1
+    err = (tmp_path / "err.txt").read_text()
+    assert "folder must stay where it is during the training, but was moved or deleted" in err
+    assert f"{run.relative_to(tmp_path)}" in err
+    assert "What was saved before that is in it\n" in err
+    assert not run.exists()
+    if fate == "moved":
+        rlox("train", "resume=moved", "max_time=1s", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 from rlox.callbacks.base import Callback, _algorithm, _finite, _HandWritten, _number
 from rlox.callbacks.evaluation import EvalCallback
-from rlox.checkpoint import read_header
+from rlox.checkpoint import read_header, run_files
 
 
 class _Write(threading.Thread):
@@ -60,7 +61,7 @@ class CheckpointCallback(Callback):
     Raises
     ------
     OSError
-        From the training, at its next update, if a checkpoint could not be written.
+        From the training, at its next update, if a checkpoint could not be written or the folder is gone.
     """
 
     section = "checkpoint"
@@ -89,6 +90,7 @@ class CheckpointCallback(Callback):
         self._saved_at = 0.0
         self._saved_step: int | None = None
         self._writes: dict[str, _Write] = {}  # by kind
+        self._stays: list[Path] = []  # what must not be moved or deleted during the training
         # By the step of a pending evaluation: the function that writes that step's checkpoint, and callback states.
         self._copies: dict[int, tuple[Callable[..., None], dict[str, Any]]] = {}
 
@@ -101,6 +103,9 @@ class CheckpointCallback(Callback):
     def on_training_start(self, *, algorithm=None, **info: Any) -> None:
         self._saved_at = time.monotonic()
         self._copies.clear()
+        with suppress(OSError):  # which the first save reports
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self._stays = [path for path in (self.folder, self.folder.parent / run_files.RECORD) if path.exists()]
         if self._saved_step is None:
             algorithm = _algorithm(self, algorithm)
             self._saved_step, path = algorithm.counters.steps, self.folder / "last.safetensors"
@@ -184,6 +189,8 @@ class CheckpointCallback(Callback):
         if kind in self._writes:
             self._writes[kind].join()
             self._check_writes(algorithm)
+        if not all(path.exists() for path in self._stays):
+            raise self._gone()
         self._writes[kind] = _Write(write, step=step, kind=kind, path=self.folder / f"{kind}.safetensors")
         self._writes[kind].start()
 
@@ -196,5 +203,9 @@ class CheckpointCallback(Callback):
                 continue
             del self._writes[kind]
             if write.error is not None:
-                raise write.error
+                raise write.error if all(path.exists() for path in self._stays) else self._gone()
             algorithm.callbacks.on_checkpoint(**write.info, algorithm=algorithm)
+
+    def _gone(self) -> FileNotFoundError:
+        text = "CheckpointCallback: folder must stay where it is during the training, but was moved or deleted"
+        return FileNotFoundError(errno.ENOENT, text, str(self.folder))

@@ -307,7 +307,7 @@ class Record(AbstractContextManager["Record", None]):
         TypeError
             If a value is not a number.
         OSError
-            If the file cannot be written (a full disk, a quota).
+            If the file cannot be written (a full disk, a quota), or the run folder was moved or deleted.
         """
         step = int(step)
         if step < self._step:
@@ -386,6 +386,16 @@ class Record(AbstractContextManager["Record", None]):
     def _write(self, event: str | None, step: int, fields: Mapping[str, Any], time: float | None = None) -> None:
         if self._file < 0:
             raise ValueError(f"Record: {self._path} must be open, got a closed record")
+        try:
+            os.stat(self._path)
+        except FileNotFoundError as e:
+            # Checkpoints would be written to a new folder, next to no record.
+            raise FileNotFoundError(
+                e.errno,
+                "Record: the run folder must stay where it is during the training, but was moved or deleted; "
+                "move it back, or resume the run where it is now",
+                str(self.folder),
+            ) from None
         row: dict[str, Any] = {
             "segment": self.segment,
             "step": int(step),

@@ -70,6 +70,8 @@ def readable(path: Path | str) -> str:
 
 
 def write_state(run: Path, name: str, state: State) -> None:
+    if not run.is_dir():  # moved or deleted, and not to be made again
+        return
     state.updated = round(time.time(), 3)
     with run_files.replace_file(run, f"{MIRRORS}/{name}.json") as file:
         file.write(f"{json.dumps(asdict(state), indent=2)}\n".encode())

@@ -529,6 +529,8 @@ def may_pass(e: BaseException) -> bool:
 
 
 def _last_good(folder: Path) -> str:
+    if not (folder / FILE).exists():  # moved or deleted
+        return "What was saved before that is in it"
     saved = [
         path for path in (folder / "checkpoints" / f"{kind}.safetensors" for kind in ("last", "best")) if path.exists()
     ]
