@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import forked
+import numpy as np
 import pytest
 import yaml
 
@@ -404,6 +406,37 @@ def test_a_check_asks_the_wandb_server_of_the_settings_file(command, tmp_path, m
     (tmp_path / "wandb/settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
     code, out, err = command("train", "logger=wandb", *SMALL[1:], "--check")
     assert (code, "logger=wandb: http://127.0.0.1:9 does not answer" in out) == (None, True), err
+
+
+@pytest.fixture
+def homeless(monkeypatch):
+    """A user of whom the system knows no home folder, as in containers that run under any user id."""
+
+    def unknown(user):
+        raise KeyError(user)
+
+    for name in ("HOME", "NETRC", "XDG_CACHE_HOME", "XDG_DATA_HOME", "RLOX_PULLED"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_CONFIG_DIR", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(pwd, "getpwnam", unknown)
+
+
+def test_a_user_without_a_home_gets_errors_with_a_remedy(homeless, command, tmp_path, monkeypatch):
+    rows = {"obs": np.zeros((4, 2), np.float32), "actions": np.zeros((4, 1), np.float32), "rewards": np.zeros(4)}
+    np.savez(tmp_path / "rows.npz", **rows, terminations=np.ones(4, bool), truncations=np.zeros(4, bool))
+    words = ["algo=bc", "dataset=rows.npz", "env=Pendulum-v1", "total_timesteps=1", "logger=none"]
+    remedy = "HOME must be set for a user without a home folder, or XDG_CACHE_HOME; set one to a folder to use"
+    code, _, err = command("train", *words)
+    assert (code, remedy in err) == (1, True), err
+    code, _, err = command("train", *SMALL[1:], "logger=wandb")
+    assert (code, "wandb login" in err) == (2, True), err
+    code, _, err = command("eval", "nobody/nothing")
+    assert (code, "nobody/nothing must be a checkpoint or a run folder, got nothing there" in err) == (2, True), err
+    code, _, err = command("train", *SMALL, "output_dir=~/run")
+    assert (code, "HOME must be set for output_dir=~/run, since this user has no home folder" in err) == (2, True), err
+    assert not (tmp_path / "~").exists()
 
 
 def test_where_a_login_of_wandb_is_found(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ import numpy as np
 
 from rlox.checkpoint import one_line
 from rlox.config import nearest
+from rlox.config.home import user_folder
 from rlox.config.packages import import_package
 from rlox.config.servers import unreachable_hub
 from rlox.envs.masks import MASK, without_mask
@@ -292,4 +293,4 @@ def fingerprint(paths: list[Path]) -> str:
 
 def cache_folder() -> Path:
     """Return the folder of converted copies: ``rlox/datasets`` in $XDG_CACHE_HOME, else in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlox" / "datasets"
+    return user_folder("XDG_CACHE_HOME", ".cache") / "rlox" / "datasets"

@@ -19,6 +19,7 @@ from typing import Any
 
 from rlox.checkpoint import locks, run_files
 from rlox.config import Config, CsvConfig, MlflowConfig, TensorboardConfig, WandbConfig, is_below
+from rlox.config.home import user_folder
 from rlox.config.packages import import_package
 from rlox.config.run import MOST_BYTES, MOST_LEVELS, require_plain
 from rlox.tracking.record import FILE
@@ -154,8 +155,7 @@ def read_config(run: Path) -> dict[str, Any]:
 
 def user_store(key: str) -> Path:
     """Return the folder of a store that has no folder itself (a server)."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "rlox" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    return user_folder("XDG_CACHE_HOME", ".cache") / "rlox" / hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def is_busy(store: Path) -> bool:

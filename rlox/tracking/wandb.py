@@ -38,11 +38,11 @@ def has_login() -> bool:
     """
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    files = [Path(os.environ["NETRC"])] if os.environ.get("NETRC") else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    files = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
     host = urlsplit(base_url()).hostname or ""
     for file in files:
         try:
-            if (entry := netrc.netrc(file.expanduser()).hosts.get(host)) is not None and entry[2]:
+            if (entry := netrc.netrc(os.path.expanduser(file)).hosts.get(host)) is not None and entry[2]:
                 return True
         except (OSError, netrc.NetrcParseError):
             continue
@@ -53,7 +53,7 @@ def base_url() -> str:
     """Return the address of the server that W&B uses: from the environment, a settings file, or its own."""
     if address := os.environ.get("WANDB_BASE_URL"):
         return address
-    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or Path.home() / ".config" / "wandb")
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or os.path.expanduser("~/.config/wandb"))
     settings = configparser.ConfigParser(interpolation=None)
     with contextlib.suppress(configparser.Error, OSError, UnicodeError):
         settings.read([folder / "settings", Path("wandb", "settings")])

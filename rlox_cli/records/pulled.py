@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from rlox.checkpoint import run_files
+from rlox.config.home import user_folder
 from rlox_cli.records.checkpoints import best_of
 
 MANIFEST = "rlox.json"
@@ -25,7 +26,7 @@ def pulled_folder() -> Path:
     """Return the folder of all pulled runs."""
     if folder := os.environ.get("RLOX_PULLED"):
         return Path(folder).absolute()
-    return Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"), "rlox", "pulled")
+    return user_folder("XDG_DATA_HOME", ".local", "share") / "rlox" / "pulled"
 
 
 def folder_of(name: str) -> Path:
@@ -37,7 +38,10 @@ def find_pulled(name: str) -> Path | None:
     """Return the folder of the pulled run `name`; None if there is none, or if a file or folder here has this name."""
     if not is_name(name) or os.path.lexists(name):
         return None
-    folder = folder_of(name)
+    try:
+        folder = folder_of(name)
+    except OSError:  # a user without a home has pulled nothing
+        return None
     return folder if run_files.is_file(folder, MANIFEST) else None
 
 

@@ -89,7 +89,9 @@ def with_home(name: str, text: str) -> str:
     if not text.startswith("~"):
         return text
     user, slash, below = text.partition("/")
-    if (home := os.path.expanduser(user)) == user:
+    if (home := os.path.expanduser(user)) == user == "~":
+        raise UsageError(f"HOME must be set for {name}={one_line(text, 100)}, since this user has no home folder")
+    if home == user:
         raise UsageError(f"{name} must begin with a user who exists, got {one_line(text, 100)}; try ./{text}")
     return os.path.join(home, below) if slash else home
 
