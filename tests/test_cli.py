@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import os
@@ -11,7 +12,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -696,6 +699,47 @@ def test_wandb_offline_and_none(tmp_path):
     rlox("train", "logger=wandb", "logger.wandb.mode=offline", *SMALL, cwd=tmp_path)
     assert list(tmp_path.rglob("*.wandb"))
     assert not (tmp_path / "outputs" / "mlflow.db").exists()
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A server that notes who asks, and refuses everything."""
+
+    def do_GET(self):
+        self.server.asked.append(self.headers.get("Authorization"))
+        self.send_error(403)
+
+    do_POST = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mlflow") is None, reason="needs mlflow")
+def test_the_password_of_a_tracker_is_used_and_not_stored(tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    server.asked = []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    env = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_TRACKING_URI": ""}
+    address = "http://me:{}@127.0.0.1:" + str(server.server_port)
+    uri = f"logger.mlflow.tracking_uri={address.format('s3cret')}"
+    done = rlox("train", "logger=mlflow", uri, *SMALL, "output_dir=run", cwd=tmp_path, **env)
+    swept = rlox("train", "-m", "logger=mlflow", uri, *SMALL, "output_dir=sweep", cwd=tmp_path, **env)
+    again = "resume=run", "total_timesteps=4096"
+    refused = rlox("train", *again, cwd=tmp_path, check=False, **env)
+    assert refused.returncode == 2
+    assert f"tracking_uri must be given again, since passwords are not stored, got {address.format('***')}; type" in (
+        refused.stderr
+    )
+    resumed = rlox("train", *again, uri, cwd=tmp_path, **env)
+    synced = rlox("sync", "run", cwd=tmp_path, check=False, **{**env, "MLFLOW_TRACKING_URI": uri.partition("=")[2]})
+    assert set(server.asked) == {f"Basic {base64.b64encode(b'me:s3cret').decode()}"}
+    server.shutdown()
+    for command in (done, swept, refused, resumed, synced):
+        assert "s3cret" not in command.stdout + command.stderr
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"s3cret" in path.read_bytes()]
+    assert address.format("***") in (tmp_path / "run/config.yaml").read_text()
 
 
 @pytest.mark.slow

@@ -130,20 +130,40 @@ class MlflowConfig(Config):
     def in_effect(self) -> str:
         """`tracking_uri`, or the value of the environment variable MLFLOW_TRACKING_URI if `tracking_uri` is null.
 
+        The variable also has the password that `masked` has taken out of `tracking_uri`.
+
         Raises
         ------
         ValueError
-            If the variable names a store that rlox cannot write.
+            If there is no such password, or if the variable names a store that rlox cannot write.
         """
-        if self.tracking_uri is not None:
-            return self.tracking_uri
+        uri = self.tracking_uri
+        if uri is not None and f":{HIDDEN}@" in uri:
+            whole = os.environ.get("MLFLOW_TRACKING_URI", "")
+            if masked(whole) != uri:
+                raise ValueError(
+                    f"MlflowConfig: tracking_uri must be given again, since passwords are not stored, got {uri}; type "
+                    "logger.mlflow.tracking_uri=URL with the password, or set MLFLOW_TRACKING_URI to it"
+                )
+            return whole
+        if uri is not None:
+            return uri
         uri = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///outputs/mlflow.db"
         if not _is_store(uri):
             raise ValueError(
-                f"MlflowConfig: MLFLOW_TRACKING_URI must {_STORE}, got {uri!r}; change it, or set "
+                f"MlflowConfig: MLFLOW_TRACKING_URI must {_STORE}, got {masked(uri)!r}; change it, or set "
                 "logger.mlflow.tracking_uri"
             )
         return uri
+
+
+_PASSWORD = re.compile(r"(\w+://[^/\s@:]*:)[^/\s@]+@")
+HIDDEN = "***"
+
+
+def masked(text: str) -> str:
+    """Return `text` with ``***`` in place of the passwords of its URLs, for everything that is printed or stored."""
+    return _PASSWORD.sub(rf"\1{HIDDEN}@", text)
 
 
 _STORE = "be sqlite:///FILE without options, or start with http:// or https://"
@@ -419,7 +439,7 @@ def to_plain(config: RunConfig, algo: str) -> dict[str, Any]:
         uri = mlflow.in_effect
         # The mirror runs later in another process: a path must not depend on the current working directory.
         uri = sqlite_uri(Path(os.path.abspath(sqlite_file(uri)))) if is_sqlite(uri) else uri
-        plain["logger"]["mlflow"]["tracking_uri"] = uri
+        plain["logger"]["mlflow"]["tracking_uri"] = masked(uri)
     require_plain(plain)
     if len(repr(plain)) > _SURELY_SHORT:
         _require_short(plain)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rlox
+from rlox.config import MlflowConfig
+from rlox.config.run import masked
 from rlox.config.sqlite import is_sqlite, sqlalchemy_uri, sqlite_file, sqlite_uri
 from rlox.tracking import mlflow_sqlite
 from rlox.tracking.store import readable, user_store
@@ -98,7 +100,7 @@ class MlflowMirror:
         return database.with_name(database.name + ".rlox")
 
     def __init__(self, settings: Mapping[str, Any]):
-        self.uri = settings["tracking_uri"]
+        self.uri = MlflowConfig(tracking_uri=settings["tracking_uri"]).in_effect
         self.database = _database(self.uri)
         if self.database is not None:
             self.database.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +170,7 @@ class MlflowRun:
             self.client.update_run(run.info.run_id, status="RUNNING")
         self.id = job.state.remote_id = run.info.run_id
         if mirror.uri.startswith("http"):
-            server = mirror.uri.rstrip("/")
+            server = masked(mirror.uri.rstrip("/"))
             job.state.url = f"{server}/#/experiments/{experiment}/runs/{self.id}?{MODEL_TRAINING}"
         self._params(job, run.data.params)
         # A resume may have changed the settings.

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.checkpoint import locks, run_files
+from rlox.config.run import masked
 from rlox.tracking import store as stores
 from rlox.tracking.loggers import logger_class
 from rlox.tracking.record import FILE, Ledger, is_alive
@@ -222,7 +223,7 @@ _UNREACHABLE = (
 
 def explain(error: Exception, run: Path) -> str:
     """Return the error as one line with a remedy; rlox's own messages already contain one."""
-    text = " ".join(str(error).split())
+    text = masked(" ".join(str(error).split()))
     nothing_lost = f"nothing is lost: {run / FILE} has every row. Once the tracker answers: rlox sync {run}"
     if any(sign in text for sign in _UNREACHABLE):
         # urllib3's message repeats itself three times.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -21,6 +22,7 @@ from rlox.checkpoint import one_line
 from rlox.config import RunConfig, nearest
 from rlox.config.base import types_of
 from rlox.config.migration import completions
+from rlox.config.run import masked
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.schema import LONGEST_NAME, ONE_CHOICE, SECTION_OF, SweeperConfig
 from rlox_cli.terminal.errors import UsageError
@@ -38,6 +40,7 @@ _VALUE_FLAGS = {*_CHOOSING_FLAGS, *("--cfg", "-c", "--package", "-p", "--info", 
 # Flags of which Hydra accepts one: what a command does with its configuration.
 _MODES = {"--run": 1, "-r": 1, "--multirun": 2, "-m": 2, "--cfg": 3, "-c": 3, "--info": 4, "-i": 4}
 _EXPONENT = r"(?<![\w.'\"+-])\d[\d_]*(?:\.\d+)?[eE]\+?\d{1,2}(?![\w.'\"])"
+_URI_OF_MLFLOW = re.compile(r"""(\+*logger\.mlflow\.tracking_uri=)(["']?)(\w+://[^\s"',]+)\2""")
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 
 
@@ -90,6 +93,8 @@ def split_args(args: list[str], own: Collection[str] = ()) -> tuple[list[str], l
         elif "=" in word or word.startswith("~"):
             if re.match(r"(env|buffer)\.kwargs[.=]", word):
                 word = f"++{word}"  # kwargs may have any key, but in Hydra's strict mode each key would be unknown
+            elif found := _URI_OF_MLFLOW.fullmatch(word):
+                word = _without_password(word, *found.groups())
             elif re.search(_EXPONENT, word):
                 word = _as_integer(word)
             overrides.append(word)
@@ -197,6 +202,14 @@ def explain_unparsed(line: str) -> UsageError:
         f"{_short(line)!r} must be KEY=VALUE, and a value with other characters than ASCII letters, digits and "
         "-_./:+@ must be quoted: \"KEY='VALUE'\""
     )
+
+
+def _without_password(word: str, key: str, quote: str, uri: str) -> str:
+    """Return `word` without the password of its URI, which Hydra would store. The process that writes there gets it."""
+    if masked(uri) == uri:
+        return word
+    os.environ["MLFLOW_TRACKING_URI"] = uri
+    return f"{key}'{masked(uri)}'"
 
 
 def refuse_forms(overrides: list[str]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlox import __version__
 from rlox.checkpoint import load_checkpoint, run_files, trained_for
-from rlox.config.run import MOST_BYTES
+from rlox.config.run import HIDDEN, MOST_BYTES
 from rlox.evaluation.video import VideoWriter, render_fps
 from rlox.tracking.record import FILE, read_rows
 from rlox.tracking.store import read_config, read_plain
@@ -97,7 +97,7 @@ def find_source(path: Path) -> Source:
     run = folder if run_files.is_file(folder, FILE) else None
     source = Source(checkpoint, run, read_known_header(checkpoint), checkpoint)
     for where, key, value in _texts(source):
-        if _CREDENTIALS.search(value):
+        if _CREDENTIALS.search(value.replace(f":{HIDDEN}@", "")):
             raise UsageError(
                 f"{key} of {shown(where)} contains a password or a token, which would be shared; take it out of that "
                 "file, or train without it"

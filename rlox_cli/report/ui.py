@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.config import MlflowConfig
+from rlox.config.run import masked
 from rlox.config.sqlite import is_sqlite, sqlalchemy_uri, sqlite_file
 from rlox.tracking.mlflow import MODEL_TRAINING
 from rlox_cli.terminal.console import print_text
@@ -32,7 +33,9 @@ def default_store() -> Path:
     """Return the SQLite store of runs that name none. Raises a UsageError if MLFLOW_TRACKING_URI is a server."""
     uri = MlflowConfig().in_effect
     if not is_sqlite(uri):
-        raise UsageError(f"--store must name a database; the runs are at MLFLOW_TRACKING_URI={uri}, so open that page")
+        raise UsageError(
+            f"--store must name a database; the runs are at MLFLOW_TRACKING_URI={masked(uri)}, so open that page"
+        )
     return sqlite_file(uri)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from rich.console import Console
 
 from rlox.config import MmapBufferConfig, RunConfig
+from rlox.config.run import masked
 from rlox.config.servers import is_reachable
 from rlox.config.sqlite import is_sqlite, sqlite_file
 from rlox.tracking.loggers import LOGGERS
@@ -245,8 +246,8 @@ def _tracker_warnings(config: RunConfig) -> Iterator[str]:
             address = base_url()
         if address is not None and not is_reachable(address, _TRACKER_S):
             yield (
-                f"logger={name}: {address} does not answer within {_TRACKER_S:g} s; training does not wait for it, and "
-                "`rlox sync` can send the missing data later"
+                f"logger={name}: {masked(address)} does not answer within {_TRACKER_S:g} s; training does not wait "
+                "for it, and `rlox sync` can send the missing data later"
             )
 
 

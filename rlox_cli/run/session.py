@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import signal
 import time
@@ -24,7 +25,7 @@ from rlox.callbacks.loggers import RecordLogger
 from rlox.callbacks.run_folder import best_score
 from rlox.checkpoint import read_header, run_files, trained_for, versions
 from rlox.config import RunConfig
-from rlox.config.run import to_plain
+from rlox.config.run import masked, to_plain
 from rlox.distributed.ranks import RankLost, current
 from rlox.envs.registry import find_module
 from rlox.processes.failures import failure_of, no_exit
@@ -316,6 +317,8 @@ class Session:
             for path in (self.folder / "checkpoints").rglob(".*.partial"):
                 path.unlink(missing_ok=True)  # a killed process has not finished writing it
             if any(settings is not None for settings in self._plain["logger"].values()):
+                if (mlflow := self.config.logger.mlflow) is not None and mlflow.in_effect != masked(mlflow.in_effect):
+                    os.environ["MLFLOW_TRACKING_URI"] = mlflow.in_effect  # config.yaml has no password
                 tracking.start_mirrors(self.folder)
             started = time.perf_counter()
             self._train(record)
