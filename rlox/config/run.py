@@ -436,7 +436,8 @@ def to_plain(config: RunConfig, algo: str) -> dict[str, Any]:
     if (wandb := config.logger.wandb) is not None:
         plain["logger"]["wandb"] = None if wandb.in_effect == "disabled" else {**vars(wandb), "mode": wandb.in_effect}
     if (mlflow := config.logger.mlflow) is not None:
-        uri = mlflow.in_effect
+        typed = mlflow.tracking_uri or ""
+        uri = typed if f":{HIDDEN}@" in typed else mlflow.in_effect  # the password is only needed to train
         # The mirror runs later in another process: a path must not depend on the current working directory.
         uri = sqlite_uri(Path(os.path.abspath(sqlite_file(uri)))) if is_sqlite(uri) else uri
         plain["logger"]["mlflow"]["tracking_uri"] = masked(uri)

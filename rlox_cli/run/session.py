@@ -291,6 +291,8 @@ class Session:
                 known, lines = describe_device(self.algorithm)
                 for name, text in lines:
                     self.console.print(f"{name}: {text}")
+            if (mlflow := self.config.logger.mlflow) is not None and mlflow.in_effect != masked(mlflow.in_effect):
+                os.environ["MLFLOW_TRACKING_URI"] = mlflow.in_effect  # for the writer: config.yaml has no password
             best_before = -math.inf
             if self.changed is not None:
                 best_before = best_score(self.folder)
@@ -317,8 +319,6 @@ class Session:
             for path in (self.folder / "checkpoints").rglob(".*.partial"):
                 path.unlink(missing_ok=True)  # a killed process has not finished writing it
             if any(settings is not None for settings in self._plain["logger"].values()):
-                if (mlflow := self.config.logger.mlflow) is not None and mlflow.in_effect != masked(mlflow.in_effect):
-                    os.environ["MLFLOW_TRACKING_URI"] = mlflow.in_effect  # config.yaml has no password
                 tracking.start_mirrors(self.folder)
             started = time.perf_counter()
             self._train(record)
