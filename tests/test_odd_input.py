@@ -287,6 +287,27 @@ def test_a_run_whose_config_names_another_environment_cannot_be_resumed(command,
 
 
 @pytest.mark.slow
+def test_a_run_whose_config_was_edited_cannot_be_resumed(command, tmp_path):
+    assert not command("train", *SMALL, "seed=3", "env.n_envs=4", "output_dir=run")[0]
+    config = tmp_path / "run/config.yaml"
+    text = config.read_text()
+    for was, now, key in (
+        ("seed: 3", "seed: 4", "seed=4"),
+        ("n_envs: 4", "n_envs: 2", "env.n_envs=2"),
+        ("gamma: 0.98", "gamma: 0.9", None),
+        ("activation: tanh", "activation: relu", "algo.activation=relu"),
+    ):
+        assert text.count(was) == 1, was
+        config.write_text(text.replace(was, now))
+        code, _, err = command("train", "resume=run", "total_timesteps=128")
+        if key is None:  # may change in a resume
+            assert not code, err
+            continue
+        assert code == 2
+        assert f"checkpoints/last.safetensors must have {key}, as the run's config.yaml says, got " in err
+
+
+@pytest.mark.slow
 def test_output_dir_is_the_folder_of_a_run_or_a_sweep(command, tmp_path, monkeypatch):
     assert not command("train", *SMALL, "output_dir=runs/first")[0]
     assert (tmp_path / "runs/first/checkpoints/last.safetensors").is_file()

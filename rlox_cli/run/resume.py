@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, run_files, trained_for, versions
+from rlox.checkpoint import Checkpoint, decode_value, load_checkpoint, one_line, run_files, trained_for, versions
 from rlox.checkpoint.meaning import DEFINES_MEANING, DEFINES_WEIGHTS
 from rlox.config import RunConfig
 from rlox.config.run import differences, to_plain
@@ -80,10 +80,10 @@ def prepare(
     algo = algorithm_name(saved, modules, folder / "config.yaml")
     config = _apply_changes(saved, algo, overrides)
     check_saved(config, algo, folder / "config.yaml")
-    before = to_run_config(add_types(saved, algo))
-    changed = dict(differences(to_plain(before, algo), to_plain(config, algo)))
+    before = to_plain(to_run_config(add_types(saved, algo)), algo)
+    changed = dict(differences(before, to_plain(config, algo)))
     for key, (old, new) in changed.items():
-        if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
+        if _is_fixed(key):
             fits = key.removeprefix("algo.") not in (*DEFINES_WEIGHTS, *DEFINES_MEANING)
             raise UsageError(
                 f"{key} must stay {plain(old)} in a run that is resumed, got {plain(new)}; "
@@ -108,6 +108,7 @@ def prepare(
             f"{shown(path)} must be of {config.env.id}, as the run's config.yaml says, got {one_line(env, 80)}; "
             "restore the file, or start a new run"
         )
+    _require_unedited(checkpoint.header.get("run"), before, path)
     if "total_timesteps" in changed and config.total_timesteps < steps:
         raise UsageError(
             f"total_timesteps must be at least that of {shown(path)}, {steps:,}, got {config.total_timesteps:,}"
@@ -148,6 +149,20 @@ def prepare(
     # A user who types the number of environments, or their modules, has checked what the files request.
     typed = bool(modules) or any(override.lstrip("+").startswith("env.n_envs=") for override in overrides)
     return Resumption(config, algo, path, changed, typed)
+
+
+def _is_fixed(key: str) -> bool:
+    return any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED)
+
+
+def _require_unedited(recorded: Any, saved: dict[str, Any], path: Path) -> None:
+    """Raise a UsageError if config.yaml differs from the checkpoint in a setting that a resume cannot change."""
+    for key, (old, new) in differences(decode_value(recorded), saved) if isinstance(recorded, dict) else ():
+        if _is_fixed(key) and old is not None:  # a checkpoint of an older version lacks new settings
+            raise UsageError(
+                f"{shown(path)} must have {key}={one_line(plain(new), 80)}, as the run's config.yaml says, got "
+                f"{one_line(plain(old), 80)}; restore config.yaml, or start a new run"
+            )
 
 
 def _has_gpu() -> bool:
