@@ -174,6 +174,32 @@ def test_ctrl_c_saves_running_jobs_and_prints_how_to_resume(launcher, whole, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_processes_of_a_killed_sweep_end_after_their_jobs(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    words = [word for word in SHORT if not word.startswith("total_timesteps")]
+    words += ["-m", "seed=0,1", "total_timesteps=10_000_000", *LAUNCHERS["joblib"]]
+    process = forked.Rlox("train", *words, cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while len([*tmp_path.glob("sweep/*/metrics.jsonl")]) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    family = descendants(process.pid)
+    assert len(family) >= 2
+    process.kill()
+    process.wait(60)
+    time.sleep(1)
+    assert len([*tmp_path.glob("sweep/*/run.lock")]) == 2
+    assert {job.state for job in jobs(tmp_path)} == {"running"}  # the jobs go on
+    (tmp_path / "sweep/stop").touch()
+    while any(Path(f"/proc/{pid}").exists() for pid in family):
+        assert time.monotonic() < deadline + 60
+        time.sleep(0.1)
+    assert {job.state for job in jobs(tmp_path)} == {"interrupted"}
+
+
+@pytest.mark.slow
 def test_status_shows_where_a_killed_job_resumes(tmp_path):
     words = [word for word in SHORT if not word.startswith("total_timesteps")]
     words += ["-m", "seed=0,1", "total_timesteps=10_000_000", "checkpoint.every_steps=2_000"]

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"  # Python 3.11 and later read it
 
 # With Hydra's basic launcher the sweep's parent process runs the jobs itself; other launchers use other processes.
 _is_parent = False
+_busy = threading.Lock()  # while a launcher's other process has a job
 
 
 @dataclass
@@ -86,10 +88,31 @@ class KnownJobs:
 
 def train(cfg: DictConfig) -> dict[str, Any]:
     """Do the rest of a job. Launchers call this function by its name. Return nothing, or how the job failed."""
-    if not _is_parent and threading.current_thread() is threading.main_thread():
+    if _is_parent:
+        return _work(cfg)
+    if threading.current_thread() is threading.main_thread():
         # Ctrl-C also reaches a launcher's idle processes. If one of them ended, the launcher would kill the others
         # before they have saved. The stop file stops them instead.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
+    with _busy:
+        return _work(cfg)
+
+
+@cache
+def _end_with_parent() -> None:
+    """Let this process of a launcher end when its parent has ended, for example by ``kill -9``, and its job is done."""
+    threading.Thread(target=_watch, args=(os.getppid(),), name="rlox-parent", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL_S)
+    with _busy:
+        os._exit(1)
+
+
+def _work(cfg: DictConfig) -> dict[str, Any]:
     warnings.formatwarning = format_warning  # a launcher's processes begin here
     work = Work.parse(cfg.work)
     folder, stop_flag = Path(work.sweep, work.job.folder), Path(work.sweep, STOP)
