@@ -734,6 +734,7 @@ def test_the_password_of_a_tracker_is_used_and_not_stored(tmp_path):
     assert rlox("train", *again[:1], "logger=none", "total_timesteps=2048", cwd=tmp_path, **env).returncode == 0
     resumed = rlox("train", *again, "logger=mlflow", uri, cwd=tmp_path, **env)
     synced = rlox("sync", "run", cwd=tmp_path, check=False, **{**env, "MLFLOW_TRACKING_URI": uri.partition("=")[2]})
+    assert synced.returncode == 1
     assert set(server.asked) == {f"Basic {base64.b64encode(b'me:s3cret').decode()}"}
     server.shutdown()
     for command in (done, swept, refused, resumed, synced):

@@ -233,6 +233,14 @@ def test_sac_continues_exactly(tmp_path):
     require_exact_continuation(make, SAC.from_checkpoint, 300, tmp_path, memory=True)
 
 
+class Deep(Wanderer):
+    def get_state(self):
+        state = []
+        for _ in range(600):
+            state = [state]
+        return state
+
+
 def lost(make, path, **options):
     algorithm = make()
     algorithm.train(64)
@@ -250,6 +258,7 @@ def lost(make, path, **options):
         (lambda: Unsaid(Wanderer()), "Unsaid has no get_state"),
         (type("MyHopper", (HopperEnv,), {"get_state": lambda self: 0}), "MyHopper has no get_state"),
         (Shy, "its state contains a set"),
+        (Deep, "its state is nested in more than 100 levels"),
     ],
 )
 def test_environments_that_cannot_be_restored_start_new_episodes_with_a_note(env, reason, tmp_path):

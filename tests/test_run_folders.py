@@ -1,5 +1,6 @@
 """Run folders from somebody else: links, pipes, cut and edited files are errors; nothing outside of them changes."""
 
+import errno
 import json
 import os
 import shutil
@@ -198,6 +199,16 @@ def test_a_run_folder_may_be_reached_through_a_link(root):
 def test_a_link_to_a_checkpoint_outside_of_runs_is_followed(root):
     (root / "agent.safetensors").symlink_to(root / "runs/ppo/checkpoints/best.safetensors")
     assert forked.run("eval", "agent.safetensors", cwd=root).returncode == 0
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
+    def write():
+        with run_files.replace_file(tmp_path / "run", "a/b"):
+            raise OSError(errno.ENOSPC, "No space left on device")  # as the file's `write` does
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*/run/a/b'"):
+        write()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_files_are_opened_and_replaced_only_inside(tmp_path):

@@ -10,6 +10,7 @@ Functions take the run folder, or that of a sweep, and the name of a file below 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -32,6 +33,7 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 _FOLDER = getattr(os, "O_DIRECTORY", 0)
 _BINARY = getattr(os, "O_BINARY", 0)  # only on Windows, which would write each newline as two bytes
+_FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name))  # of a full disk
 
 
 def _require(path: Path, mode: int, is_kind: Callable[[int], bool], rule: str) -> None:
@@ -162,7 +164,9 @@ def replace_file(folder: str | os.PathLike, name: str) -> Iterator[BinaryIO]:
         with open(opened, "wb") as file:
             yield file
         os.replace(partial, path)
-    except BaseException:
+    except BaseException as e:
+        if isinstance(e, OSError) and e.errno in _FULL and e.filename is None:
+            e.filename = str(path)  # which `write` does not name
         with suppress(OSError):
             os.unlink(partial)
         raise

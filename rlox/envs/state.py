@@ -36,6 +36,7 @@ from rlox.envs.registry import env_name
 from rlox.kernels.rng import Rng
 
 _JSON, _DATA = "env_json", "env_data"
+_MOST_LEVELS = 100  # of lists and dicts in the state of an environment
 _FORMER = {"rlox.envs.memory_tasks": "rlox.world_models.tasks"}  # modules that checkpoints know by another name
 _DTYPES = {np.dtype(t).name: np.dtype(t) for t in (*"bhilqBHILQefd", np.bool_)}
 _MPE_CLASS = re.compile(r"mpe2\.\w+\.\w+\.raw_env")
@@ -335,8 +336,10 @@ def _generator(state: Any) -> np.random.Generator:
     return np.random.Generator(bits)
 
 
-def encode(value: Any, data: bytearray) -> Any:
+def encode(value: Any, data: bytearray, level: int = 0) -> Any:
     """Convert `value` to JSON types, and append the contents of its arrays to `data`; else raise `UnsavableState`."""
+    if level > _MOST_LEVELS:  # too deep to be read again
+        raise UnsavableState(f"its state is nested in more than {_MOST_LEVELS} levels")
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
         if array.dtype.name not in _DTYPES:
@@ -346,9 +349,9 @@ def encode(value: Any, data: bytearray) -> Any:
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise UnsavableState(f"its state contains a dict with a key that is not a string: {list(value)[:5]}")
-        return {"dict": {str(key): encode(item, data) for key, item in value.items()}}
+        return {"dict": {str(key): encode(item, data, level + 1) for key, item in value.items()}}
     if isinstance(value, (list, tuple)):
-        return [encode(item, data) for item in value]
+        return [encode(item, data, level + 1) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise UnsavableState(f"its state contains a {type(value).__name__}")

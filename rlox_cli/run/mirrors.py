@@ -43,7 +43,7 @@ def require_trackers(configs: Iterable[RunConfig]) -> None:
 
 
 def sync(runs: list[Path]) -> None:
-    """Mirror each run. Raise a ValueError at the end if any run could not be mirrored."""
+    """Mirror each run. Raise a RuntimeError at the end if any run could not be mirrored."""
     console = TextConsole()
     runs = runs or find_runs(Path("outputs"))
     if not runs:
@@ -63,7 +63,7 @@ def sync(runs: list[Path]) -> None:
             console.print(f"{shown(run)}: {name} {state}")
             failed += report.error is not None
     if failed:
-        raise ValueError(f"{failed} mirror{'s' if failed > 1 else ''} could not be brought up to date; see above")
+        raise RuntimeError(f"{failed} mirror{'s' if failed > 1 else ''} could not be brought up to date; see above")
 
 
 def finish_mirrors(folders: list[Path], console: Console) -> None:
