@@ -129,9 +129,9 @@ REFUSED = [
     (["-m", "seed=0,1", "--cfg", "job"], "-m and --cfg must not be combined"),
     (["--info", "all", "--cfg", "job"], "--info and --cfg must not be combined"),
     (["env.n_envs=1e12"], "env.n_envs must "),
-    (["env.n_envs=1e7"], "env.n_envs must be between 1 and 1,000,000, got 10000000"),
-    (["eval.n_episodes=1e7"], "eval.n_episodes must be between 1 and 1,000,000, got 10000000"),
-    (["eval.n_points=1e12"], "eval.n_points must be between 0 and 1,000,000, got 1000000000000"),
+    (["env.n_envs=1e7"], "env.n_envs must be at most 1,000,000, got 10000000"),
+    (["eval.n_episodes=1e7"], "eval.n_episodes must be at most 1,000,000, got 10000000"),
+    (["eval.n_points=1e12"], "eval.n_points must be at most 1,000,000, got 1000000000000"),
     (["algo.n_steps=1e18"], "algo.n_steps must "),
 ]
 

@@ -62,7 +62,8 @@ class EnvConfig(Config):
     def rules(self):
         yield "id", bool(self.id), "not be empty"
         yield "reward_fn", self.reward_fn != "", "be module:NAME, the name of an installed reward, or null"
-        yield "n_envs", 1 <= self.n_envs <= MOST_AT_ONCE, f"be between 1 and {MOST_AT_ONCE:,}"
+        yield "n_envs", self.n_envs >= 1, "be >= 1"
+        yield "n_envs", self.n_envs <= MOST_AT_ONCE, f"be at most {MOST_AT_ONCE:,}"
         yield "kwargs", _is_finite(self.kwargs), "contain no NaN and no infinity, which checkpoints cannot store"
         yield "workers", 0 <= self.workers <= self.n_envs, "be between 0 and n_envs"
         yield "workers", self.workers <= MOST_PROCESSES, f"be at most {MOST_PROCESSES}"
@@ -88,7 +89,8 @@ class EvalConfig(Config):
     )  # processes that evaluate meanwhile; 0: none; -1: if a core is free and it takes long
 
     def rules(self):
-        yield "n_points", 0 <= self.n_points <= MOST_AT_ONCE, f"be between 0 and {MOST_AT_ONCE:,}"
+        yield "n_points", self.n_points >= 0, "be >= 0"
+        yield "n_points", self.n_points <= MOST_AT_ONCE, f"be at most {MOST_AT_ONCE:,}"
         yield "max_steps", self.max_steps is None or self.max_steps >= 1, "be >= 1, or null"
         yield "workers", -1 <= self.workers <= MOST_PROCESSES, f"be between 0 and {MOST_PROCESSES}, or -1"
         stops = self.stop_at is not None or self.patience is not None
@@ -96,7 +98,8 @@ class EvalConfig(Config):
         yield "n_points", self.n_points >= 1 or not stops, "be >= 1 if stop_at or patience is set"
         yield "stop_at", self.stop_at is None or math.isfinite(self.stop_at), "be finite, or null"
         yield "patience", self.patience is None or self.patience >= 1, "be >= 1 or null"
-        yield "n_episodes", 1 <= self.n_episodes <= MOST_AT_ONCE, f"be between 1 and {MOST_AT_ONCE:,}"
+        yield "n_episodes", self.n_episodes >= 1, "be >= 1"
+        yield "n_episodes", self.n_episodes <= MOST_AT_ONCE, f"be at most {MOST_AT_ONCE:,}"
         yield "seed", self.seed is None or 0 <= self.seed < 2**63, "be in [0, 2**63) or null"
 
 
