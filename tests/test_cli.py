@@ -724,7 +724,11 @@ def test_the_password_of_a_tracker_is_used_and_not_stored(tmp_path):
     address = "http://me:{}@127.0.0.1:" + str(server.server_port)
     uri = f"logger.mlflow.tracking_uri={address.format('s3cret')}"
     done = rlox("train", "logger=mlflow", uri, *SMALL, "output_dir=run", cwd=tmp_path, **env)
-    swept = rlox("train", "-m", "logger=mlflow", uri, *SMALL, "output_dir=sweep", cwd=tmp_path, **env)
+    (tmp_path / "own/experiment").mkdir(parents=True)
+    text = f"# @package _global_\nlogger:\n  mlflow:\n    tracking_uri: {address.format('s3cret')}\n"
+    (tmp_path / "own/experiment/mine.yaml").write_text(text)
+    words = ["-cd", "own", "experiment=mine", "logger=mlflow"]
+    swept = rlox("train", "-m", *words, *SMALL, "output_dir=sweep", cwd=tmp_path, **env)
     again = "resume=run", "total_timesteps=4096"
     refused = rlox("train", *again, cwd=tmp_path, check=False, **env)
     assert refused.returncode == 2
@@ -739,7 +743,7 @@ def test_the_password_of_a_tracker_is_used_and_not_stored(tmp_path):
     server.shutdown()
     for command in (done, swept, refused, resumed, synced):
         assert "s3cret" not in command.stdout + command.stderr
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and "own" not in path.parts]
     assert not [path for path in files if b"s3cret" in path.read_bytes()]
     assert address.format("***") in (tmp_path / "run/config.yaml").read_text()
 

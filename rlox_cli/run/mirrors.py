@@ -13,6 +13,7 @@ from rich.console import Console
 
 from rlox import tracking
 from rlox.config import MlflowConfig, RunConfig
+from rlox.config.run import masked
 from rlox.config.sqlite import is_sqlite, sqlite_file
 from rlox.tracking.store import MIRRORS, read_config
 from rlox.tracking.wandb import has_login
@@ -34,12 +35,23 @@ def require_trackers(configs: Iterable[RunConfig]) -> None:
     for name in ("wandb", "tensorboard"):
         if any(getattr(c.logger, name) is not None for c in configs) and find_spec(name) is None:
             raise UsageError(f'logger={name} needs a package that is not installed; pip install "rlox-cli[{name}]"')
+    for mlflow in filter(None, (c.logger.mlflow for c in configs)):
+        hand_over_password(mlflow)
     online = any(c.logger.wandb is not None and c.logger.wandb.in_effect == "online" for c in configs)
     if online and not has_login():
         raise UsageError(
             "logger=wandb must be able to log in, got no API key; type `wandb login`, set WANDB_API_KEY, or record "
             "without a server with logger.wandb.mode=offline (or WANDB_MODE=offline)"
         )
+
+
+def hand_over_password(mlflow: MlflowConfig) -> None:
+    """Let the processes that this one starts have the password of the server, which no file of a run contains.
+
+    Raises a ValueError if it is not known.
+    """
+    if (uri := mlflow.in_effect) != masked(uri):
+        os.environ["MLFLOW_TRACKING_URI"] = uri
 
 
 def sync(runs: list[Path]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import signal
 import time
@@ -25,13 +24,14 @@ from rlox.callbacks.loggers import RecordLogger
 from rlox.callbacks.run_folder import best_score
 from rlox.checkpoint import read_header, run_files, trained_for, versions
 from rlox.config import RunConfig
-from rlox.config.run import masked, to_plain
+from rlox.config.run import to_plain
 from rlox.distributed.ranks import RankLost, current
 from rlox.envs.registry import find_module
 from rlox.processes.failures import failure_of, no_exit
 from rlox.tracking.record import FILE, Record
 from rlox_cli.families.family import family_of
 from rlox_cli.records.folders import require_new, require_own_files, resume_command
+from rlox_cli.run.mirrors import hand_over_password
 from rlox_cli.terminal.account import keep_traceback, summary
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import Stopped
@@ -291,8 +291,8 @@ class Session:
                 known, lines = describe_device(self.algorithm)
                 for name, text in lines:
                     self.console.print(f"{name}: {text}")
-            if (mlflow := self.config.logger.mlflow) is not None and mlflow.in_effect != masked(mlflow.in_effect):
-                os.environ["MLFLOW_TRACKING_URI"] = mlflow.in_effect  # for the writer: config.yaml has no password
+            if self.config.logger.mlflow is not None:
+                hand_over_password(self.config.logger.mlflow)
             best_before = -math.inf
             if self.changed is not None:
                 best_before = best_score(self.folder)
