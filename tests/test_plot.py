@@ -191,7 +191,7 @@ def test_the_picture_shows_both_groups(made, tmp_path):
 def test_the_ending_of_a_file_chooses_its_format(suffix, begins, made, tmp_path):
     path = (tmp_path / "plot").with_suffix(suffix)
     out = rlox("plot", "again", "--out", path, cwd=made).stdout
-    assert out.endswith(f"  {suffix[1:]:<5} {path}\n")
+    assert out.endswith(f"  {suffix[1:]:<7} {path}\n")
     assert path.read_bytes().startswith(begins)
     assert [found.name for found in tmp_path.iterdir()] == [path.name]
 

@@ -318,7 +318,7 @@ class RunConfig(Config):
     matmul_precision: str = operational("highest")  # of float32 products on a GPU: highest, high (TF32) or medium
     deterministic: bool = operational(False)  # the same bits in every run on a GPU too, which is slower
     model: str | None = None  # language models: a folder, a run, a name on the hub, or module:FUNCTION (with --import)
-    model_dtype: str = "float32"  # of its weights, or bfloat16, in half the memory, if adapters learn (algo.lora_rank)
+    model_dtype: str | None = None  # bfloat16 stores its weights in half the memory, under adapters; null: float32
     tokenizer: str | None = None  # language models: another tokenizer, by folder or name; null: the model's tokenizer
     reward: Any = None  # language models: module:FUNCTION (--import), a reward model's run, a URL, or a list of these
     reward_weights: list[float] | None = None  # one for each reward; null: all 1
@@ -351,7 +351,7 @@ class RunConfig(Config):
             yield "max_time", seconds > 0, "be a time above 0 such as 90s, 30m, 2h or 1h30m, or null"
             yield "max_time", seconds <= LONGEST_S, f"be at most {LONGEST_S}s, which is 68 years"
         yield "model", self.model is None or bool(self.model), "not be empty"
-        yield "model_dtype", self.model_dtype in ("float32", "bfloat16"), "be float32 or bfloat16"
+        yield "model_dtype", self.model_dtype in (None, "bfloat16"), "be bfloat16, or null for float32"
         if self.reward is not None:
             named = bool(self.rewards) and all(isinstance(name, str) and name for name in self.rewards)
             yield "reward", named, "be a name, or a list of names"

@@ -28,8 +28,8 @@ from rlox_cli.families import limits
 from rlox_cli.families.family import NO_SAMPLER, OFF_POLICY_ONLY, Estimate, Evaluation, Examination, Family, Start
 from rlox_cli.families.imports import import_modules, resolve_reward
 
-_FOR_LANGUAGE = dict.fromkeys(("model", "tokenizer", "reward", "reward_weights", "conversation"))
-_FOR_LANGUAGE |= {"model_dtype": "float32"} | NO_SAMPLER
+_FOR_LANGUAGE = dict.fromkeys(("model", "model_dtype", "tokenizer", "reward", "reward_weights", "conversation"))
+_FOR_LANGUAGE |= NO_SAMPLER
 
 
 class Environment(Family):

@@ -55,9 +55,9 @@ class Language(Family):
                 "hub"
             )
         _require_model(run.model)
-        if run.model_dtype != "float32" and (run.algo.lora_rank is None or is_function(run.model)):
+        if run.model_dtype is not None and (run.algo.lora_rank is None or is_function(run.model)):
             why = "unless adapters learn (algo.lora_rank)" if run.algo.lora_rank is None else f"with model={run.model}"
-            raise ValueError(f"model_dtype must be float32 {why}, got {run.model_dtype}")
+            raise ValueError(f"model_dtype must be null {why}, got {run.model_dtype}")
         if run.dataset is None:
             raise ValueError(f"dataset must be chosen for algo={algo}, got null; try dataset=data/rows.jsonl")
         if run.conversation is not None and algo != "grpo":
@@ -390,7 +390,7 @@ def _model(config: RunConfig) -> tuple[Any, Any, str | None]:
 
     from rlox.llm import load_model
 
-    loaded = load_model(config.model, "train", getattr(torch, config.model_dtype))
+    loaded = load_model(config.model, "train", getattr(torch, config.model_dtype or "float32"))
     return loaded.module, loaded.tokenizer, loaded.source
 
 

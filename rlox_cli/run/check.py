@@ -91,7 +91,8 @@ def _sum(reports: list[tuple[Report, int]]) -> str:
     start = reports[0][0].estimate.cpu["start"]
     total = start + sum((report.estimate.wall - report.estimate.cpu["start"]) * n for report, n in reports)
     longest = max(report.estimate.wall for report, _ in reports)
-    return f"{n_jobs} jobs: {_duration(total)} one after the other, the longest {_duration(longest)}"
+    jobs = f"{n_jobs} job{'s' if n_jobs > 1 else ''}"
+    return f"{jobs}: {_duration(total)} one after the other, the longest {_duration(longest)}"
 
 
 def _of_job(e: Exception, job: Job, number: int | None) -> Exception:

@@ -201,7 +201,7 @@ def test_adapters_learn_on_weights_in_bfloat16(command, here):
     for part in rlox.llm.toy.make_model(0, hidden=256, layers=1):
         part.save_pretrained("base")
     words = ["algo=dpo", "model=base", "dataset=sums.jsonl", "model_dtype=bfloat16", "algo.lora_rank=2", *SMALL]
-    checked = [done(command, "train", *words, f"model_dtype={name}", "--check") for name in ("float32", "bfloat16")]
+    checked = [done(command, "train", *words, f"model_dtype={name}", "--check") for name in ("null", "bfloat16")]
     float32, halved = (re.search(r"Python and PyTorch: model ([\d.]+) MiB", output) for output in checked)
     assert 0.4 * float(float32[1]) < float(halved[1]) < 0.6 * float(float32[1])
     done(command, "train", *words, "total_timesteps=4", "hydra.run.dir=whole")
@@ -212,13 +212,15 @@ def test_adapters_learn_on_weights_in_bfloat16(command, here):
     whole, cut = (weights(Path(name) / "checkpoints/last.safetensors") for name in ("whole", "cut"))
     assert all(np.array_equal(array, cut[name]) for name, array in whole.items())
     assert "model_dtype must stay bfloat16 in a run that is resumed" in refused(
-        command, "resume=cut", "model_dtype=float32", "total_timesteps=9"
+        command, "resume=cut", "model_dtype=null", "total_timesteps=9"
     )
     plain = [word for word in words if "lora" not in word]
-    assert "model_dtype must be float32 unless adapters learn (algo.lora_rank)" in refused(command, *plain)
+    assert "model_dtype must be null unless adapters learn (algo.lora_rank)" in refused(command, *plain)
     made = [word.replace("=base", "=rlox.llm.toy:make_model") for word in words]
-    assert "model_dtype must be float32 with model=rlox.llm.toy:make_model, got bfloat16" in refused(command, *made)
-    assert "model_dtype must be float32 or bfloat16, got 'half'" in refused(command, *words[:-1], "model_dtype=half")
+    assert "model_dtype must be null with model=rlox.llm.toy:make_model, got bfloat16" in refused(command, *made)
+    assert "model_dtype must be bfloat16, or null for float32, got 'half'" in refused(
+        command, *words[:-1], "model_dtype=half"
+    )
 
 
 @pytest.mark.slow
