@@ -15,6 +15,7 @@ from rlox.config import nearest
 from rlox_cli.records.runs import (
     RETURNS,
     Group,
+    Run,
     choose_metric,
     ended,
     group_runs,
@@ -76,33 +77,34 @@ def compare_groups(groups: Sequence[Group], metric: str, baseline: str | None = 
 
 def _compare_with(first: Group, members: Sequence[Group], metric: str) -> dict[str, Any]:
     """Compare one environment's groups with the `first`, and return the best first."""
-    sides = {group.label: ended(group.runs) for group in members}
-    finals = {name: np.array([run.series[metric].values[-1] for run in side]) for name, side in sides.items()}
+    sides, at = [ended(group.runs) for group in members], list(members).index(first)
+    finals = [np.array([run.series[metric].values[-1] for run in side]) for side in sides]
+    pairs = [None if group is first else verdict(finals[at], own) for group, own in zip(members, finals, strict=True)]
+    adjusted = _adjust([None if pair is None else pair["p_value"] for pair in pairs])
     rows = []
-    for group in members:
-        of, name = interval([finals[group.label]]), group.label
-        runs = [{"folder": shown(run.folder), "seed": run.seed, "status": run.status} for run in sides[name]]
-        row = {"group": name, "runs": runs, "final": of.value, "low": of.low, "high": of.high}
-        left_out = [run.status for run in group.runs if run not in sides[name]]
-        rows.append(row | {"left_out": left_out, "verdict": None})
-        if group is not first:
-            row = verdict(finals[first.label], finals[name])
-            rows[-1] |= {"difference": {key: row[key] for key in ("difference", "low", "high")}}
-            rows[-1] |= {"p_value": row["p_value"], "improvement": row["improvement"]}
-    others = [row for row in rows if "difference" in row]
-    for row, p in zip(others, _adjust([row["p_value"] for row in others]), strict=True):
-        apart = row["difference"]
-        row["p_adjusted"] = p
-        comparable = _finished(row) == _finished(next(each for each in rows if "difference" not in each))
-        if comparable and p is not None and p <= LEVEL and not apart["low"] <= 0 <= apart["high"]:
-            better, worse = ("better", "worse") if metric in RETURNS else ("higher", "lower")
-            row["verdict"] = better if apart["difference"] > 0 else worse
-    order = sorted(rows, key=lambda row: -row["final"])
-    return {"baseline": first.label, "groups": order, "seeds_needed": _seeds_needed(len(others))}
+    for group, side, own, pair, p in zip(members, sides, finals, pairs, adjusted, strict=True):
+        of = interval([own])
+        row: dict[str, Any] = {
+            "group": group.label,
+            "runs": [{"folder": shown(run.folder), "seed": run.seed, "status": run.status} for run in side],
+            "left_out": [run.status for run in group.runs if run.status != "finished"] if _finished(side) else [],
+            **{"final": of.value, "low": of.low, "high": of.high, "finished": _finished(side), "verdict": None},
+        }
+        if pair is not None:
+            apart = {key: pair[key] for key in ("difference", "low", "high")}
+            row |= {"difference": apart, "improvement": pair["improvement"]}
+            row |= {"p_value": pair["p_value"], "p_adjusted": p}
+            comparable = _finished(side) == _finished(sides[at])
+            if comparable and p is not None and p <= LEVEL and not apart["low"] <= 0 <= apart["high"]:
+                better, worse = ("better", "worse") if metric in RETURNS else ("higher", "lower")
+                row["verdict"] = better if apart["difference"] > 0 else worse
+        rows.append(row)
+    rows.sort(key=lambda row: -row["final"])
+    return {"baseline": first.label, "groups": rows, "seeds_needed": _seeds_needed(len(members) - 1)}
 
 
-def _finished(row: dict[str, Any]) -> bool:
-    return all(run["status"] == "finished" for run in row["runs"])
+def _finished(runs: Sequence[Run]) -> bool:
+    return all(run.status == "finished" for run in runs)
 
 
 def _adjust(p_values: Sequence[float | None]) -> list[float | None]:
@@ -148,7 +150,7 @@ def _print(comparison: dict[str, Any], console: Console) -> None:
             if row["left_out"]:
                 n, kinds = len(row["left_out"]), ", ".join(sorted(set(row["left_out"])))
                 console.print(f"left out: {n} run{'s' if n > 1 else ''} of {row['group']} ({kinds})")
-            elif not _finished(row):
+            elif not row["finished"]:
                 console.print(f"no run of {row['group']} is finished")
         fewest, needed = min(len(row["runs"]) for row in groups), result["seeds_needed"]
         if fewest < needed:
