@@ -176,13 +176,23 @@ def _read_file(path: Path) -> Rows:
     return _from_objects(objects, str(path), [f"row {i}" for i in range(len(objects))])
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object of these keys and values; raise a ValueError if a key is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the key {shown(twice)} twice")
+    return found
+
+
 def _json(text: str, where: str, line: int | None = None) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as e:
         place, column, problem = e.lineno if line is None else line, f" at column {e.colno}", e.msg
         text = e.doc.split("\n")[e.lineno - 1]
-    except (ValueError, RecursionError) as e:  # an integer of thousands of digits, or deeply nested lists
+    except (ValueError, RecursionError) as e:  # an integer of thousands of digits, deeply nested lists, or a key twice
         place, column, problem = 1 if line is None else line, "", one_line(e)
     remedy = "; name it .jsonl, if it has one object per line" if line is None and problem == "Extra data" else ""
     raise ValueError(f"{where}: line {place} must be JSON, got {shown(text)} ({problem}{column}){remedy}")

@@ -128,6 +128,8 @@ def test_the_fingerprint_depends_on_all_values_and_their_order():
         ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "\xff"}\n', "line 2 must be UTF-8, got the byte 0xff"),
         ("a.jsonl", "[" * 100_000, "line 1 must be JSON, got "),
         ("a.jsonl", f'{{"n": {"9" * 5000}}}', "line 1 must be JSON, got "),
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b", "prompt": "c"}', "line 2 must be.*has the key 'prompt' twice"),
+        ("a.json", '[{"prompt": {"a": 1, "a": 1}}]', "an object has the key 'a' twice"),
         ("a.jsonl", "\n", "must hold at least one row, got none"),
         ("a.json", '[{"prompt": "a"},\n{"prompt" "b"}]', 'line 2 must be JSON, got \'{"prompt" "b"}]\'.*column 11'),
         ("a.json", '{"prompt": "a"}\n{"prompt": "b"}', "line 2 must be JSON.*name it .jsonl"),
