@@ -80,8 +80,8 @@ class CriticConfig(Config):
             idle |= {"n_bins", "v_min", "v_max"}
         if self.critic_head != "quantile":
             idle |= {"n_quantiles", "drop_quantiles"}
-        changed = {item.name for item in fields(CriticConfig) if getattr(self, item.name) != item.default} - idle
-        name = next((item.name for item in fields(CriticConfig) if item.name in changed), None)
+        items = (item for item in fields(CriticConfig) if item.name not in idle)
+        name = next((item.name for item in items if getattr(self, item.name) != item.default), None)
         return None if name is None else f"{name}={getattr(self, name)}"
 
     @property

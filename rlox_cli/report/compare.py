@@ -37,7 +37,6 @@ LEVEL = 0.05  # how often two equal groups may be called different
 _SHOWN_BY = 2.8  # standard errors that a difference must have to be found at that level in 80 % of cases
 _INTERVAL = 3.92  # standard errors in a 95 % interval
 _MOST_RUNS = 1000  # maximum number of runs per side that is recommended
-_FEWEST = 4  # runs per side that a permutation test can distinguish at that level
 
 
 def main(a: Path, b: Path, metric: str | None, threshold: float | None, as_json: bool) -> None:
@@ -190,7 +189,15 @@ def _runs_needed(n: int, size: float, error: float) -> int | None:
     """
     if size * math.sqrt(_MOST_RUNS) <= _SHOWN_BY * error * math.sqrt(n):
         return None
-    return max(n + 1, _FEWEST, math.ceil(n * (_SHOWN_BY * error / size) ** 2))
+    return max(n + 1, fewest_runs(), math.ceil(n * (_SHOWN_BY * error / size) ** 2))
+
+
+def fewest_runs(n_comparisons: int = 1) -> int:
+    """Return how many runs per side a permutation test needs to show the clearest of several differences."""
+    n = 2
+    while 2 / math.comb(2 * n, n) * n_comparisons > LEVEL:
+        n += 1
+    return n
 
 
 def _values(runs: Sequence[Run], metric: str, at: int) -> np.ndarray:
@@ -312,8 +319,7 @@ def _metrics_table(result: dict[str, Any], metric: str) -> PlainTable:
         ("steps_per_second", f"{unit} per second"),
     ):
         row = metrics[name]
-        bounds = "" if row["low"] is None else f"{short(row['low'])} to {short(row['high'])}"
-        table.add_row(title, *(short(row[key]) for key in ("a", "b", "difference")), bounds)
+        table.add_row(title, *(short(row[key]) for key in ("a", "b", "difference")), bounds(row))
     if "steps_to_threshold" in metrics:
         row = metrics["steps_to_threshold"]
         cells = [
@@ -322,6 +328,11 @@ def _metrics_table(result: dict[str, Any], metric: str) -> PlainTable:
         ]
         table.add_row(f"{unit} to {result['threshold']:g}, median", *cells)
     return table
+
+
+def bounds(row: dict[str, Any]) -> str:
+    """Return the interval from ``low`` to ``high`` for a table; empty if one run has none."""
+    return "" if row["low"] is None else f"{short(row['low'])} to {short(row['high'])}"
 
 
 def _between(of: dict[str, float]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsonlib
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from rlox_cli.records.runs import (
     read_runs,
     short,
 )
-from rlox_cli.report.compare import LEVEL, verdict
+from rlox_cli.report.compare import LEVEL, bounds, fewest_runs, verdict
 from rlox_cli.report.statistics import interval, to_json_numbers
 from rlox_cli.terminal.console import TextConsole, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
@@ -100,7 +99,7 @@ def _compare_with(first: Group, members: Sequence[Group], metric: str) -> dict[s
                 row["verdict"] = better if apart["difference"] > 0 else worse
         rows.append(row)
     rows.sort(key=lambda row: -row["final"])
-    return {"baseline": first.label, "groups": rows, "seeds_needed": _seeds_needed(len(members) - 1)}
+    return {"baseline": first.label, "groups": rows, "seeds_needed": fewest_runs(len(members) - 1)}
 
 
 def _finished(runs: Sequence[Run]) -> bool:
@@ -117,14 +116,6 @@ def _adjust(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def _seeds_needed(n_comparisons: int) -> int:
-    """Return how many runs per group a permutation test needs to show the clearest of several differences."""
-    n = 2
-    while 2 / math.comb(2 * n, n) * n_comparisons > LEVEL:
-        n += 1
-    return n
-
-
 def _print(comparison: dict[str, Any], console: Console) -> None:
     for env, result in comparison["environments"].items():
         base, groups = result["baseline"], result["groups"]
@@ -137,13 +128,13 @@ def _print(comparison: dict[str, Any], console: Console) -> None:
             optional=(wins, of_final, of_apart),
         )
         for row in groups:
-            cells = [row["group"], str(len(row["runs"])), short(row["final"]), _bounds(row)]
+            cells = [row["group"], str(len(row["runs"])), short(row["final"]), bounds(row)]
             if "difference" not in row:
                 table.add_row(*cells, "", "", "", "", "baseline")
                 continue
             p, change = row["p_adjusted"], row["difference"]
             shown_p = "" if p is None else f"{p:.2g}"
-            cells += [short(change["difference"]), _bounds(change), f"{row['improvement']['value']:.2f}", shown_p]
+            cells += [short(change["difference"]), bounds(change), f"{row['improvement']['value']:.2f}", shown_p]
             table.add_row(*cells, row["verdict"] or "not shown")
         print_table(console, table)
         for row in groups:
@@ -159,7 +150,3 @@ def _print(comparison: dict[str, Any], console: Console) -> None:
         if len(groups) > 2:
             tests += f", adjusted for {len(groups) - 1} comparisons (Holm)"
         console.print(f"p: {tests}; better or worse: p <= {LEVEL} and the interval of the difference excludes 0")
-
-
-def _bounds(row: dict[str, Any]) -> str:
-    return "" if row["low"] is None else f"{short(row['low'])} to {short(row['high'])}"
