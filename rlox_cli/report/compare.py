@@ -5,6 +5,7 @@ The verdict says whether their results differ by more than chance.
 
 from __future__ import annotations
 
+import itertools
 import json as jsonlib
 import math
 from collections.abc import Sequence
@@ -194,10 +195,7 @@ def _runs_needed(n: int, size: float, error: float) -> int | None:
 
 def fewest_runs(n_comparisons: int = 1) -> int:
     """Return how many runs per side a permutation test needs to show the clearest of several differences."""
-    n = 2
-    while 2 / math.comb(2 * n, n) * n_comparisons > LEVEL:
-        n += 1
-    return n
+    return next(n for n in itertools.count(2) if 2 / math.comb(2 * n, n) * n_comparisons <= LEVEL)
 
 
 def _values(runs: Sequence[Run], metric: str, at: int) -> np.ndarray:
