@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlox_cli.terminal.signals import end_on_signals
+import signal
 
 # What the library alone does not need; the extra of the command line in pyproject.toml.
 PACKAGES = ("hydra", "omegaconf", "rich", "scipy", "typer", "yaml")
@@ -10,6 +10,9 @@ REMEDY = 'try: pip install "rlox-cli[cli]"'
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process quietly while the handlers are imported
+    from rlox_cli.terminal.signals import end_on_signals
+
     end_on_signals()
     try:
         from rlox_cli.main import main

@@ -407,3 +407,15 @@ def test_a_kernel_in_another_thread_is_not_interrupted():
     assert interrupted(lambda: time.sleep(DEADLINE))
     assert done.wait(DEADLINE)
     assert agent.counters.updates == 1
+
+
+@pytest.mark.parametrize("at", ["rlox_cli.terminal.signals", "rlox.processes.child", "typer"])
+def test_ctrl_c_during_the_imports_ends_quietly(at):
+    program = (
+        "import signal, sys\n\n\nclass Interrupt:\n    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {at!r}:\n            signal.raise_signal(signal.SIGINT)\n\n\n"
+        "sys.meta_path.insert(0, Interrupt())\nsys.argv[1:] = ['ls']\nfrom rlox_cli.start import main\nmain()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode in (-signal.SIGINT, 128 + signal.SIGINT)  # a shell reports both as the same
+    assert ended.stdout == ended.stderr == ""

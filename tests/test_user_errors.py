@@ -304,6 +304,11 @@ def test_a_missing_package_names_the_extra_that_installs_it(tmp_path):
     swept = run("matplotlib", "train", "-m", "seed=0", *few, "output_dir=sweep")
     assert not swept.returncode, swept.stderr
     assert 'pip install "rlox-cli[plot]"' in swept.stderr
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=1", "hydra.sweeper.search=[learning_rate]"]
+    searched = run("matplotlib", "train", "-m", *search, *few, "output_dir=search")
+    assert not searched.returncode, searched.stderr
+    assert 'pip install "rlox-cli[plot]"' in searched.stdout
+    assert (tmp_path / "search" / "experiment" / "best.yaml").is_file()
     (tmp_path / "mlflow.db").touch()
     for package, extra, words in (
         ("matplotlib", "plot", ["plot", "sweep"]),

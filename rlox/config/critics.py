@@ -80,6 +80,8 @@ class CriticConfig(Config):
             idle |= {"n_bins", "v_min", "v_max"}
         if self.critic_head != "quantile":
             idle |= {"n_quantiles", "drop_quantiles"}
+        if getattr(self, "learning_rate_schedule", "constant") == "constant":
+            idle |= {"learning_rate_end"}
         items = (item for item in fields(CriticConfig) if item.name not in idle)
         name = next((item.name for item in items if getattr(self, item.name) != item.default), None)
         return None if name is None else f"{name}={getattr(self, name)}"

@@ -19,6 +19,7 @@ from rlox_cli.config.ranges import Search
 from rlox_cli.families.imports import import_words
 from rlox_cli.records.ledger import Sweep
 from rlox_cli.sweep.study import best_trial, format_value
+from rlox_cli.terminal.account import paragraph
 from rlox_cli.terminal.console import PlainTable, make_table, print_table
 from rlox_cli.terminal.paths import shown
 
@@ -66,8 +67,12 @@ def report(study: optuna.Study, search: Search, sweep: Sweep, console: Console) 
     with run_files.replace_file(folder, str(PRESET)) as file:
         file.write(preset_text(overrides, best).encode())
     importances = importance(study)
-    with run_files.replace_file(folder, PICTURE) as file:
-        draw(study, importances).savefig(file, dpi=110)
+    try:
+        with run_files.replace_file(folder, PICTURE) as file:
+            draw(study, importances).savefig(file, dpi=110)
+        picture = shown(folder / PICTURE)
+    except ImportError as e:
+        picture = paragraph(e)
     shares = ", ".join(
         f"{key.removeprefix('algo.')} {share:.0%}" for key, share in importances.items() if share >= 0.005
     )
@@ -81,7 +86,7 @@ def report(study: optuna.Study, search: Search, sweep: Sweep, console: Console) 
         ("train it", f"rlox train {shlex.join([*flags, *imports, *words])}"),
         ("as a preset", preset),
         ("importance", shares),
-        ("picture", shown(folder / PICTURE)),
+        ("picture", picture),
     ):
         if value:
             console.print(f"  {name:<12} {value}")

@@ -272,11 +272,12 @@ def test_options_that_the_kernel_cannot_compute_choose_pytorch_and_say_so(option
 @pytest.mark.parametrize("cls", [SAC, TD3])
 def test_options_of_parts_that_are_not_there_leave_the_kernel(cls):
     idle = {"norm_after": True, "renorm_warmup": 9, "n_bins": 51, "v_min": -1.0, "n_quantiles": 9, "drop_quantiles": 1}
-    agent, plain = cls("Pendulum-v1", **SMALL, **idle, v_max=20.0), cls("Pendulum-v1", **SMALL)
+    agent, plain = cls("Pendulum-v1", **SMALL, **idle, v_max=20.0, learning_rate_end=0.5), cls("Pendulum-v1", **SMALL)
     assert agent.backend == "native"
     metrics, expected = agent.train(30), plain.train(30)
     assert all(metrics[name] == expected[name] for name in ("q_loss", "q_value", "grad_norm"))
-    for part in ({"critic_norm": "layer"}, {"critic_head": "quantile"}, {"critic_head": "categorical"}):
+    falling = {"learning_rate_schedule": "linear", "learning_rate_end": 0.5}
+    for part in ({"critic_norm": "layer"}, {"critic_head": "quantile"}, {"critic_head": "categorical"}, falling):
         assert cls("Pendulum-v1", **SMALL, **idle, **part).backend == "torch"
 
 
