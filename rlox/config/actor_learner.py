@@ -58,6 +58,10 @@ class ActorLearnerConfig(OnPolicyConfig):
         yield "worker_addresses", self.actors == "grpc" or not self.worker_addresses, "be empty unless actors=grpc"
         yield "worker_addresses", all(map(is_address, self.worker_addresses)), "contain host:port addresses"
 
+    def conditions(self):
+        yield from super().conditions()
+        yield "replay_size", self.replay_rollouts > 0, "replay_rollouts above 0"
+
     @property
     def local(self) -> bool:
         """Whether the actors start and end with this process."""

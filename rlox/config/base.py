@@ -13,8 +13,10 @@ import math
 import numbers
 import os
 import re
+import sys
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from itertools import pairwise
@@ -280,6 +282,19 @@ class Config:
         """Yield ``(field, whether the rule holds, "be > 0")`` for every rule."""
         return ()
 
+    def conditions(self) -> Iterable[tuple[str, bool, str]]:
+        """Yield ``(field, whether it has an effect, "noisy=true")`` for fields that only matter beside certain values.
+
+        The text names these values.
+        """
+        if hasattr(self, "memory"):
+            for name in ("memory_size", "memory_layers", "memory_horizon"):
+                yield name, self.recurrent, "memory=lstm or gru"
+
+    def idle(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the other values, with the values that would change this."""
+        return {name: needed for name, holds, needed in self.conditions() if not holds}
+
     @property
     def recurrent(self) -> bool:
         """Whether the agent has a memory: a state of its network that lasts for an episode."""
@@ -300,6 +315,18 @@ class Config:
                 hint = cls.lacks.get(name) or answers(name, known) or nearest(name, known)
                 raise TypeError(f"{owner}: unknown hyper-parameter {name!r}; {hint}")
         return cls(**values)
+
+    @classmethod
+    def from_arguments(cls, owner: str, **values: Any) -> Config:
+        """Return `from_kwargs`, with a UserWarning about arguments of `owner` that have no effect beside the others."""
+        config = cls.from_kwargs(owner, **values)
+        for name, needed in config.idle().items() if values else ():
+            if name in values and values[name] != getattr(cls, name):
+                level, frame = 1, sys._getframe()
+                while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "rlox":
+                    level, frame = level + 1, frame.f_back
+                warnings.warn(f"{owner}: {name} has no effect without {needed}", UserWarning, stacklevel=level)
+        return config
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, with nested configurations as dicts."""

@@ -71,20 +71,27 @@ class CriticConfig(Config):
             yield name, 0 <= getattr(self, name) < 1, "be in [0, 1)"
         yield "weight_decay", 0 <= self.weight_decay < math.inf, "be >= 0 and finite"
 
+    def conditions(self):
+        yield from super().conditions()
+        norms = {self.critic_norm, self.actor_norm}
+        yield "norm_after", norms != {"none"}, "critic_norm or actor_norm"
+        yield "renorm_warmup", "batch_renorm" in norms, "critic_norm=batch_renorm or actor_norm=batch_renorm"
+        for name in ("n_bins", "v_min"):
+            yield name, self.critic_head == "categorical", "critic_head=categorical"
+        scales = getattr(self, "fit_rewards", False)
+        yield "v_max", self.critic_head == "categorical" or scales, "critic_head=categorical or fit_rewards=true"
+        for name in ("n_quantiles", "drop_quantiles"):
+            yield name, self.critic_head == "quantile", "critic_head=quantile"
+        falls = getattr(self, "learning_rate_schedule", "constant") != "constant"
+        yield "learning_rate_end", falls, "learning_rate_schedule=linear or cosine"
+
     def find_torch_option(self) -> str | None:
         """Return the first option that has an effect and that only PyTorch computes, as ``name=value``, or None."""
-        idle: set[str] = set()
-        if self.critic_norm == self.actor_norm == "none":
-            idle |= {"norm_after", "renorm_warmup"}
+        names = [item.name for item in fields(CriticConfig) if getattr(self, item.name) != item.default]
+        idle = self.idle() if names else {}
         if self.critic_head != "categorical":
-            idle |= {"n_bins", "v_min", "v_max"}
-        if self.critic_head != "quantile":
-            idle |= {"n_quantiles", "drop_quantiles"}
-        if getattr(self, "learning_rate_schedule", "constant") == "constant":
-            idle |= {"learning_rate_end"}
-        items = (item for item in fields(CriticConfig) if item.name not in idle)
-        name = next((item.name for item in items if getattr(self, item.name) != item.default), None)
-        return None if name is None else f"{name}={getattr(self, name)}"
+            names = [name for name in names if name != "v_max"]  # of fit_rewards, which is no part of the networks
+        return next((f"{name}={getattr(self, name)}" for name in names if name not in idle), None)
 
     @property
     def uses_batch_statistics(self) -> bool:

@@ -52,6 +52,10 @@ class LLMConfig(Config):
         yield "lora_alpha", 0 < self.lora_alpha < math.inf, "be > 0 and finite"
         yield "lora_targets", self.lora_targets is None or self.lora_rank is not None, "be null if lora_rank is null"
 
+    def conditions(self):
+        yield from super().conditions()
+        yield "lora_alpha", self.lora_rank is not None, "lora_rank"
+
 
 @dataclass
 class SamplingConfig(LLMConfig):
@@ -86,6 +90,10 @@ class ReferenceConfig(Config):
         yield from super().rules()
         yield "ref_sync_every", self.ref_sync_every is None or self.ref_sync_every >= 1, "be >= 1, or null"
         yield "ref_sync_share", 0 < self.ref_sync_share <= 1, "be in (0, 1]"
+
+    def conditions(self):
+        yield from super().conditions()
+        yield "ref_sync_share", self.ref_sync_every is not None, "ref_sync_every"
 
 
 @dataclass
@@ -180,3 +188,7 @@ class GRPOConfig(ReferenceConfig, SamplingConfig):
             yield name, getattr(self, name) in choices, f"be one of {', '.join(choices)}"
         yield "max_turns", 1 <= self.max_turns <= 1024, "be between 1 and 1,024"
         yield "sampler_cap", 1 <= self.sampler_cap < math.inf, "be >= 1 and finite"
+
+    def conditions(self):
+        yield from super().conditions()
+        yield "sampler_cap", self.sampler_correction != "none", "sampler_correction"

@@ -96,6 +96,10 @@ class OffPolicyConfig(BatchConfig):
         yield "gradient_steps", self.gradient_steps >= 1 or self.gradient_steps == -1, "be >= 1, or -1"
         yield "gradient_steps", self.gradient_steps <= MOST_AT_ONCE, f"be at most {MOST_AT_ONCE:,}"
 
+    def conditions(self):
+        yield from super().conditions()
+        yield "clip_obs", self.normalize_obs, "normalize_obs=true"
+
 
 @dataclass
 class DQNConfig(OffPolicyConfig):
@@ -145,6 +149,16 @@ class DQNConfig(OffPolicyConfig):
         yield "exploration_fraction", 0 <= self.exploration_fraction <= 1, "be in [0, 1]"
         yield "exploration_initial_eps", 0 <= self.exploration_initial_eps <= 1, "be in [0, 1]"
         yield "exploration_final_eps", 0 <= self.exploration_final_eps <= 1, "be in [0, 1]"
+
+    def conditions(self):
+        yield from super().conditions()
+        for name in ("sequence_length", "burn_in"):
+            yield name, self.recurrent, "memory=lstm or gru"
+        yield "n_atoms", self.distribution != "none", "distribution=quantile or categorical"
+        for name in ("v_min", "v_max"):
+            yield name, self.distribution == "categorical", "distribution=categorical"
+        yield "huber_kappa", self.distribution == "quantile", "distribution=quantile"
+        yield "noisy_sigma", self.noisy, "noisy=true"
 
     @property
     def value_option(self) -> str | None:
@@ -200,6 +214,10 @@ class TwinCriticConfig(CriticConfig, OffPolicyConfig):
         correlated = self.noise_correlation > 0
         yield "exploration_noise", self.exploration_noise > 0 or not correlated, "be > 0 if noise_correlation is"
 
+    def conditions(self):
+        yield from super().conditions()
+        yield "tau", self.target_network, "target_network=true"
+
     @property
     def critic_widths(self) -> list[int]:
         """Units per hidden layer of the critics."""
@@ -220,6 +238,10 @@ class EntropyConfig(Config):
         yield "ent_coef", self.ent_coef > 0 or not self.auto_entropy, "be > 0 if auto_entropy is true"
         yield "target_entropy", self.target_entropy is None or math.isfinite(self.target_entropy), "be finite, or null"
 
+    def conditions(self):
+        yield from super().conditions()
+        yield "target_entropy", self.auto_entropy, "auto_entropy=true"
+
 
 @dataclass
 class DelayConfig(Config):
@@ -236,6 +258,10 @@ class DelayConfig(Config):
         yield "policy_delay", self.policy_delay >= 1, "be >= 1"
         yield "target_noise", 0 <= self.target_noise <= MOST_NOISE, f"be in [0, {MOST_NOISE}]"
         yield "noise_clip", 0 <= self.noise_clip < math.inf, "be >= 0 and finite"
+
+    def conditions(self):
+        yield from super().conditions()
+        yield "noise_clip", self.target_noise > 0, "target_noise above 0"
 
 
 @dataclass
@@ -255,6 +281,12 @@ class SACConfig(EntropyConfig, TwinCriticConfig):
         yield "hold_noise", self.hold_noise < 2 or self.exploration_noise == 0, "be 0 if exploration_noise is above 0"
         yield "entropy_per_action", math.isfinite(self.entropy_per_action), "be finite"
         yield "entropy_fraction", 0 <= self.entropy_fraction <= 1, "be in [0, 1]"
+
+    def conditions(self):
+        yield from super().conditions()
+        for name in ("entropy_per_action", "entropy_fraction"):
+            yield name, self.auto_entropy, "auto_entropy=true"
+            yield name, self.target_entropy is None, "target_entropy=null"
 
     def find_torch_option(self):
         return super().find_torch_option() or (None if self.policy_delay == 1 else f"policy_delay={self.policy_delay}")

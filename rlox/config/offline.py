@@ -134,6 +134,10 @@ class CQLConfig(EntropyConfig, OfflineCriticConfig):
         yield "n_random_actions", self.n_random_actions <= 1000, "be at most 1,000"
         yield "cql_target_value", math.isfinite(self.cql_target_value), "be finite"
 
+    def conditions(self):
+        yield from super().conditions()
+        yield "cql_target_value", self.auto_alpha, "auto_alpha=true"
+
 
 @dataclass
 class DatasetConfig(Config):

@@ -81,6 +81,11 @@ class OnPolicyConfig(Config):
         yield from memory_rules(self)
         yield "precision", self.precision in PRECISIONS, f"be one of {', '.join(PRECISIONS)}"
 
+    def conditions(self):
+        yield from super().conditions()
+        yield "clip_obs", self.normalize_obs, "normalize_obs=true"
+        yield "clip_rewards", self.normalize_rewards, "normalize_rewards=true"
+
 
 @dataclass
 class PPOConfig(OnPolicyConfig):
@@ -142,6 +147,12 @@ class MAPPOConfig(PPOConfig):
         yield "agent_id", not self.agent_id or self.share_parameters, "be false if share_parameters is false"
         yield "self_play_pool", 1 <= self.self_play_pool <= 1000, "be in [1, 1000]"
         yield "self_play_every", self.self_play_every >= 1, "be >= 1"
+
+    def conditions(self):
+        yield from super().conditions()
+        yield "huber_delta", self.value_loss == "huber", "value_loss=huber"
+        for name in ("self_play_pool", "self_play_every"):
+            yield name, self.self_play, "self_play=true"
 
 
 @dataclass

@@ -388,6 +388,13 @@ class RunConfig(Config):
         yield "remote", few, f"have at most env.n_envs ({self.env.n_envs}) addresses"
         yield "distributed_timeout_s", 0 < self.distributed_timeout_s <= LONGEST_S, f"be > 0 and at most {LONGEST_S}"
 
+    def conditions(self):
+        for name, holds, needed in self.algo.conditions():
+            yield f"algo.{name}", holds, f"algo.{needed}"
+        for name in ("dataset_share", "pretrain_updates"):
+            yield f"algo.{name}", self.dataset is not None, "dataset=SOURCE"
+        yield "algo.max_turns", self.conversation is not None, "conversation"
+
     @property
     def max_seconds(self) -> int | None:
         """`max_time` in seconds; None if it is null or not a valid time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rlox.config.packages import import_package
@@ -36,7 +37,7 @@ def preset(name: str) -> dict[str, Any]:
     root = files("rlox_cli.conf") / "algo"
     texts = {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in root.iterdir()}
     # The first default of a preset is the schema of another algorithm.
-    presets = sorted(one for one, text in texts.items() if f"{one}_schema@" not in text)
+    presets = sorted(one for one, text in texts.items() if not re.search(rf"\b{one}_schema\b", text))
     content = yaml.safe_load(texts[choice("preset", "name", name, presets)])
     chosen = next(one["override /buffer"] for one in content["defaults"] if "override /buffer" in one)
     memory = {"name": chosen, **content.get("buffer", {})}

@@ -114,7 +114,7 @@ class Algorithm(metaclass=Hinting):
             raise TypeError(f"{where}: config must be a {self.Config.__name__}, got {shown(whole)}")
         if whole is not None and values:
             raise TypeError(f"{where}: {min(values)} must not be given together with config, which contains it")
-        self.config: Any = self.Config.from_kwargs(where, **values) if whole is None else whole
+        self.config: Any = self.Config.from_arguments(where, **values) if whole is None else whole
         fields = vars(self.config)
         schedules = {name: fields[f"{name}_schedule"] for name in fields if f"{name}_schedule" in fields}
         self._schedules: dict[str, str] = {  # constant or linear, by the field that follows it

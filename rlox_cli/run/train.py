@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from rlox.config import RunConfig
+from rlox.config import RunConfig, settings
 from rlox.config.run import DISTRIBUTED
 from rlox.distributed.group import Group
 from rlox.distributed.ranks import is_started_by_torchrun, join
@@ -213,6 +214,33 @@ def announce(jobs: list[Job], console: Console) -> None:
         )
         if short := _short_budget(name, [item.config for item in jobs if item.tuned == name]):
             console.print(f"  {short}")
+    for line in _idle_settings(jobs):
+        console.print(line)
+
+
+def _idle_settings(jobs: list[Job]) -> Iterator[str]:
+    """Yield a line for each setting that has no effect, of those that were typed or are in a file of the user."""
+    found: Counter[tuple[str, str]] = Counter()
+    for job in jobs:
+        algo = job.config.algo
+        typed = {word.lstrip("+").partition("=")[0] for word in job.overrides}
+        changed = {f"algo.{name}" for name, value in vars(algo).items() if value != getattr(type(algo), name, value)}
+        if any(key.startswith("algo.") for key in changed | typed):
+            shipped = {f"algo.{name}" for name in _shipped(job)} if changed - typed else set()
+            idle = job.config.idle().items()
+            found.update((key, needed) for key, needed in idle if key in typed or key in changed - shipped)
+    for (key, needed), n in found.items():
+        jobs_of_it = "" if n == len(jobs) else f" (in {n} of {len(jobs)} jobs)"
+        yield f"warning: {key} has no effect without {needed}{jobs_of_it}"
+
+
+def _shipped(job: Job) -> Iterator[str]:
+    """Yield the hyper-parameters that come from a preset or tuned settings of rlox."""
+    with suppress(ValueError):  # the preset is the user's own
+        yield from settings.preset(job.choice)
+    if job.tuned:
+        with suppress(ValueError):
+            yield from settings.tuned(*job.tuned.split("/", 1))["algo"]
 
 
 def _short_budget(name: str, runs: list[RunConfig]) -> str | None:

@@ -169,6 +169,8 @@ def test_unit_norm_holds_after_each_update_for_policy_and_critics():
 def test_an_unknown_preset_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match=r"name must be one of .*, got 'xcq'; did you mean 'xqc'"):
         preset("xcq")
+    with pytest.raises(ValueError, match=r"name must be one of c51, .*, got 'ppo'"):
+        preset("ppo")  # an algorithm, which has its own settings
 
 
 def test_dropout_is_switched_on_at_resume(tmp_path):
