@@ -127,10 +127,19 @@ def _is_a(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
+_PASSWORD = re.compile(r"(\w+://[^/\s@:]*:)[^/\s@]+@")
+HIDDEN = "***"
+
+
+def masked(text: str) -> str:
+    """Return `text` with ``***`` in place of the passwords of its URLs, for everything that is printed or stored."""
+    return _PASSWORD.sub(rf"\1{HIDDEN}@", text)
+
+
 def shown(value: Any) -> str:
-    """Format `value` for a message: one line of at most 200 characters."""
+    """Format `value` for a message: one line of at most 200 characters, without passwords."""
     try:
-        text = " ".join(repr(value).split())
+        text = masked(" ".join(repr(value).split()))
     except Exception:  # an integer of more digits than Python prints, or a broken __repr__
         text = f"a value of type {type(value).__name__} that cannot be printed"
     return text if len(text) <= 200 else f"{text[:197]}..."

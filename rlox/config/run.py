@@ -17,6 +17,7 @@ from rlox.config.base import (
     BACKENDS,
     DEVICES,
     ENV_BACKENDS,
+    HIDDEN,
     LARGEST_SEED,
     LONGEST_S,
     MATMUL_PRECISIONS,
@@ -29,6 +30,7 @@ from rlox.config.base import (
     Config,
     _is_finite,
     is_below,
+    masked,
     operational,
 )
 from rlox.config.packages import import_package
@@ -39,6 +41,7 @@ RAY_PLACEMENTS = ("spread", "pack")
 MOST_LEVELS = 32  # of nested values in a configuration
 MOST_BYTES = 1 << 18  # of config.yaml; a configuration has a few kilobytes, and reading YAML can be slow
 _SURELY_SHORT = MOST_BYTES // (2 * MOST_LEVELS + 4)  # of `repr`: an element of a list has a line of its own in YAML
+_USER, _NO_USER = r"https?://[^/]*@", "have no user or password, which would be stored; set"  # of a server's URL
 ON_FAILURE = ("stop", "wait")  # reactions of a run that lost its sampler
 
 
@@ -158,15 +161,6 @@ class MlflowConfig(Config):
                 "logger.mlflow.tracking_uri"
             )
         return uri
-
-
-_PASSWORD = re.compile(r"(\w+://[^/\s@:]*:)[^/\s@]+@")
-HIDDEN = "***"
-
-
-def masked(text: str) -> str:
-    """Return `text` with ``***`` in place of the passwords of its URLs, for everything that is printed or stored."""
-    return _PASSWORD.sub(rf"\1{HIDDEN}@", text)
 
 
 _STORE = "be sqlite:///FILE without options, or start with http:// or https://"
@@ -355,6 +349,7 @@ class RunConfig(Config):
         if self.reward is not None:
             named = bool(self.rewards) and all(isinstance(name, str) and name for name in self.rewards)
             yield "reward", named, "be a name, or a list of names"
+            yield "reward", not any(re.match(_USER, name) for name in self.rewards), f"{_NO_USER} RLOX_REWARD_TOKEN"
         weights = self.reward_weights
         yield "reward_weights", weights is None or len(weights) == len(self.rewards), "contain a number for each reward"
         named = self.sampler is None or self.sampler in SAMPLERS
@@ -365,6 +360,7 @@ class RunConfig(Config):
             url is None or url.startswith(("http://", "https://")),
             "be a URL such as http://127.0.0.1:8000, or null",
         )
+        yield "sampler_url", not re.match(_USER, url or ""), f"{_NO_USER} RLOX_SAMPLER_TOKEN"
         yield "sampler_folder", self.sampler_folder is None or bool(self.sampler_folder), "not be empty"
         gap = self.sampler_tolerance
         yield "sampler_tolerance", gap is None or 0 < gap < math.inf, "be > 0 and finite, or null"

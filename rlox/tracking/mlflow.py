@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import rlox
 from rlox.config import MlflowConfig
-from rlox.config.run import masked
+from rlox.config.base import masked
 from rlox.config.sqlite import is_sqlite, sqlalchemy_uri, sqlite_file, sqlite_uri
 from rlox.tracking import mlflow_sqlite
 from rlox.tracking.store import readable, user_store

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.checkpoint import locks, run_files
-from rlox.config.run import masked
+from rlox.config.base import masked
 from rlox.tracking import store as stores
 from rlox.tracking.loggers import logger_class
 from rlox.tracking.record import FILE, Ledger, is_alive

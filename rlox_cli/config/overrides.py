@@ -20,9 +20,8 @@ from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import buffer_config_class, buffer_names
 from rlox.checkpoint import one_line
 from rlox.config import RunConfig, nearest
-from rlox.config.base import types_of
+from rlox.config.base import masked, types_of
 from rlox.config.migration import completions
-from rlox.config.run import masked
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.schema import LONGEST_NAME, ONE_CHOICE, SECTION_OF, SweeperConfig
 from rlox_cli.terminal.errors import UsageError

@@ -18,7 +18,8 @@ from typing import Any
 
 from rlox import __version__
 from rlox.checkpoint import load_checkpoint, run_files, trained_for
-from rlox.config.run import HIDDEN, MOST_BYTES
+from rlox.config.base import HIDDEN
+from rlox.config.run import MOST_BYTES
 from rlox.evaluation.video import VideoWriter, render_fps
 from rlox.tracking.record import FILE, read_rows
 from rlox.tracking.store import read_config, read_plain

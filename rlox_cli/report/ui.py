@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.config import MlflowConfig
-from rlox.config.run import masked
+from rlox.config.base import masked
 from rlox.config.sqlite import is_sqlite, sqlalchemy_uri, sqlite_file
 from rlox.tracking.mlflow import MODEL_TRAINING
 from rlox_cli.terminal.console import print_text

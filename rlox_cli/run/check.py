@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 
 from rlox.config import MmapBufferConfig, RunConfig
-from rlox.config.run import masked
+from rlox.config.base import masked
 from rlox.config.servers import is_reachable
 from rlox.config.sqlite import is_sqlite, sqlite_file
 from rlox.tracking.loggers import LOGGERS

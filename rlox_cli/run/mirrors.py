@@ -13,7 +13,7 @@ from rich.console import Console
 
 from rlox import tracking
 from rlox.config import MlflowConfig, RunConfig
-from rlox.config.run import masked
+from rlox.config.base import masked
 from rlox.config.sqlite import is_sqlite, sqlite_file
 from rlox.tracking.store import MIRRORS, read_config
 from rlox.tracking.wandb import has_login

@@ -782,6 +782,12 @@ URL = {"sampler_url": "http://127.0.0.1:1"}
         ),
         (GRPOConfig(), {"sampler": "vlm", **URL}, "sampler must be one of vllm, vllm-local, sglang, tgi, or null"),
         (GRPOConfig(), {"sampler": "vllm", "sampler_url": "localhost:1"}, "sampler_url must be a URL such as"),
+        (
+            GRPOConfig(),
+            {"sampler": "vllm", "sampler_url": "http://me:secret@localhost:1"},
+            r"sampler_url must have no user .*; set RLOX_SAMPLER_TOKEN, got 'http://me:\*\*\*@localhost:1'",
+        ),
+        (GRPOConfig(), {"reward": ["a:b", "https://token@h"]}, "reward must have no user .*; set RLOX_REWARD_TOKEN"),
         (GRPOConfig(), {"sampler": "vllm", **URL, "sampler_tolerance": 0.0}, "sampler_tolerance must be > 0"),
         (
             SFTConfig(),
@@ -795,7 +801,7 @@ def test_invalid_configurations_are_errors(algo, keys, message):
     rows = DatasetConfig(source="rlox.llm.toy:copy_rows")
 
     def checked():
-        run = RunConfig(algo=algo, model="rlox.llm.toy:make_model", dataset=rows, **reward, **keys)
+        run = RunConfig(algo=algo, model="rlox.llm.toy:make_model", dataset=rows, **{**reward, **keys})
         Language().check(run, "grpo" if reward else "sft", None)
 
     with pytest.raises(ValueError, match=message):
