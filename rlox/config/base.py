@@ -330,9 +330,9 @@ class Config:
         """Return `from_kwargs`, with a UserWarning about arguments of `owner` that have no effect beside the others."""
         config = cls.from_kwargs(owner, **values)
         for name, needed in config.idle().items() if values else ():
-            if name in values and values[name] != getattr(cls, name):
+            if name in values and values[name] != getattr(cls, name, None):
                 level, frame = 1, sys._getframe()
-                while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "rlox":
+                while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "rlox":
                     level, frame = level + 1, frame.f_back
                 warnings.warn(f"{owner}: {name} has no effect without {needed}", UserWarning, stacklevel=level)
         return config

@@ -385,7 +385,7 @@ class RunConfig(Config):
         yield "distributed_timeout_s", 0 < self.distributed_timeout_s <= LONGEST_S, f"be > 0 and at most {LONGEST_S}"
 
     def conditions(self):
-        for name, holds, needed in self.algo.conditions():
+        for name, holds, needed in () if self.algo is None else self.algo.conditions():
             yield f"algo.{name}", holds, f"algo.{needed}"
         for name in ("dataset_share", "pretrain_updates"):
             yield f"algo.{name}", self.dataset is not None, "dataset=SOURCE"

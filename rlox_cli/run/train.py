@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ def _idle_settings(jobs: list[Job]) -> Iterator[str]:
         typed = {word.lstrip("+").partition("=")[0] for word in job.overrides}
         changed = {f"algo.{name}" for name, value in vars(algo).items() if value != getattr(type(algo), name, value)}
         if any(key.startswith("algo.") for key in changed | typed):
-            shipped = {f"algo.{name}" for name in _shipped(job)} if changed - typed else set()
+            shipped = _shipped(job.choice, job.tuned) if changed - typed else set()
             idle = job.config.idle().items()
             found.update((key, needed) for key, needed in idle if key in typed or key in changed - shipped)
     for (key, needed), n in found.items():
@@ -234,13 +235,16 @@ def _idle_settings(jobs: list[Job]) -> Iterator[str]:
         yield f"warning: {key} has no effect without {needed}{jobs_of_it}"
 
 
-def _shipped(job: Job) -> Iterator[str]:
-    """Yield the hyper-parameters that come from a preset or tuned settings of rlox."""
-    with suppress(ValueError):  # the preset is the user's own
-        yield from settings.preset(job.choice)
-    if job.tuned:
+@cache
+def _shipped(choice: str, tuned: str | None) -> set[str]:
+    """Return the keys of the hyper-parameters that a preset and tuned settings of rlox contain."""
+    names: list[str] = []
+    with suppress(ValueError):  # an algorithm, or a preset of the user
+        names += settings.preset(choice)
+    if tuned is not None:
         with suppress(ValueError):
-            yield from settings.tuned(*job.tuned.split("/", 1))["algo"]
+            names += settings.tuned(*tuned.split("/", 1)).get("algo", {})
+    return {f"algo.{name}" for name in names}
 
 
 def _short_budget(name: str, runs: list[RunConfig]) -> str | None:
