@@ -175,7 +175,10 @@ def compare(cells):
 
 
 def draw(out, cells):
-    """Draw the mean return over steps (upper row) and over CPU seconds (lower row), a column for each environment."""
+    """Draw the mean return over steps (upper row) and over CPU seconds (lower row), a column for each environment.
+
+    The CPU seconds are those of the seed that took the fewest, since seeds have run on machines of different speed.
+    """
     import matplotlib as mpl
     import numpy as np
 
@@ -195,7 +198,7 @@ def draw(out, cells):
             peer = "Stable-Baselines3" if preset == "sac" else "sb3-contrib"
             label = preset if side == "rlox" else f"{preset} of {peer}"
             for axis, key in ((0, "step"), (1, "cpu_s")):
-                along = np.mean([[row[key] for row in curve[:n]] for curve in curves], 0)
+                along = np.min([[row[key] for row in curve[:n]] for curve in curves], 0)
                 ax = axes[axis, env_ids.index(env_id)]
                 ax.plot(along, returns.mean(0), style, color=colors[preset], label=label)
                 ax.fill_between(along, returns.min(0), returns.max(0), color=colors[preset], alpha=0.12, lw=0)
