@@ -264,3 +264,17 @@ def test_asynchronous_copies_work():
         np.testing.assert_array_equal(obs[1], VecEnv(1, 5).reset_all()[0])
     finally:
         env.close()
+
+
+def test_threads_register_at_the_same_time():
+    program = (
+        "import sys, threading, gymnasium\nfrom rlox.envs.registry import announce_all\nerrors = []\n\n\n"
+        "def work():\n    try:\n        for _ in range(30):\n            announce_all()\n"
+        "    except Exception as e:\n        errors.append(e)\n\n\n"
+        "sys.setswitchinterval(1e-6)\nthreads = [threading.Thread(target=work) for _ in range(4)]\n"
+        "for thread in threads:\n    thread.start()\nfor thread in threads:\n    thread.join()\n"
+        "print(errors, 'rlox/CartPole-v1' in gymnasium.registry)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[] True\n"
+    assert "Overriding" not in done.stderr

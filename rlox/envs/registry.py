@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -81,22 +82,28 @@ def gym_id(env_id: str) -> str:
     return env_id if "/" in env_id else f"rlox/{env_id}"
 
 
+_REGISTERING = threading.RLock()  # gymnasium's registry must not change while another thread of a worker searches it
+
+
 def announce(env_id: str, module: str | None = None) -> None:
     """Register one native id with gymnasium, if gymnasium is imported. May be called again.
 
     `module` is the module that another process must import to register the id.
     """
     registration = sys.modules.get("gymnasium.envs.registration")
-    name = gym_id(env_id)
-    if registration is None or ("/" in env_id and name in registration.registry):
+    if registration is None:
         return
-    registration.registry.pop(name, None)
-    registration.register(
-        name,
-        entry_point="rlox.envs.gymnasium_envs:NativeEnv",
-        vector_entry_point="rlox.envs.gymnasium_envs:NativeVectorEnv",
-        kwargs={"env_id": env_id, **({} if module is None else {"module": module})},
-    )
+    name = gym_id(env_id)
+    with _REGISTERING:
+        if "/" in env_id and name in registration.registry:
+            return
+        registration.registry.pop(name, None)
+        registration.register(
+            name,
+            entry_point="rlox.envs.gymnasium_envs:NativeEnv",
+            vector_entry_point="rlox.envs.gymnasium_envs:NativeVectorEnv",
+            kwargs={"env_id": env_id, **({} if module is None else {"module": module})},
+        )
 
 
 def register_env(capsule: Any, module: str | None = None) -> str:
@@ -232,9 +239,10 @@ def announce_all() -> None:
     registration: Any = sys.modules.get("gymnasium.envs.registration")
     if registration is None:
         return
-    for env_id, (entry_point, limit) in TASKS.items():
-        if env_id not in registration.registry:
-            registration.register(env_id, entry_point=entry_point, max_episode_steps=limit)
+    with _REGISTERING:
+        for env_id, (entry_point, limit) in TASKS.items():
+            if env_id not in registration.registry:
+                registration.register(env_id, entry_point=entry_point, max_episode_steps=limit)
 
 
 def foreign_id(env_id: str) -> str:
