@@ -26,8 +26,8 @@ def test_two_ranks_equal_one_process_with_the_joint_batch(apart):
     names |= {"dpo", "sft", "grpo", "repeated", "reward_model", "online_dpo"}
     assert apart["ddp"].keys() == names
     # Adam amplifies rounding errors of gradients that nearly cancel: 1.3e-6 for online DPO and for repeated prompts on
-    # an AMD EPYC, 2.0e-6 for reward models on another one. A gradient that is reduced wrongly moves weights by about the
-    # learning rate, 1e-3.
+    # an AMD EPYC, 2.0e-6 for reward models on another one. A gradient that is reduced wrongly moves weights by about
+    # the learning rate, 1e-3.
     bounds = {name: 3e-6 if name in ("online_dpo", "repeated", "reward_model") else 1e-6 for name in names}
     assert {name: value for name, value in apart["ddp"].items() if value >= bounds[name]} == {}
 
