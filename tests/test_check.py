@@ -111,6 +111,7 @@ BAD = [
 ODD = [
     (own("Unseeded"), "env=Unseeded-v0 is not deterministic: with the same seed and actions, observations differ"),
     (own("UnseededReward"), "with the same seed and actions, rewards differ, so no run can be repeated"),
+    (own("Endless"), "env=Endless-v0: no episode ended in "),  # as many as the probe's time allows, at most 1,000
     (own("Endless"), " random steps, and without a time limit an evaluation may take long"),
     (
         own("Terminates"),

@@ -33,7 +33,7 @@ from rlox_cli.config.compose import (
     searches,
 )
 from rlox_cli.config.overrides import HELP_FLAGS, run_folder, split_args, take_imports
-from rlox_cli.config.presets import name_choice
+from rlox_cli.config.presets import name_choice, preset_settings, read_presets
 from rlox_cli.config.rules import read_tuned_steps
 from rlox_cli.config.schema import to_run_config, with_env
 from rlox_cli.families.imports import import_modules
@@ -238,11 +238,9 @@ def _idle_settings(jobs: list[Job]) -> Iterator[str]:
 @cache
 def _shipped(choice: str, tuned: str | None) -> set[str]:
     """Return the keys of the hyper-parameters that a preset and tuned settings of rlox contain."""
-    names: list[str] = []
-    with suppress(ValueError):  # an algorithm, or a preset of the user
-        names += settings.preset(choice)
+    names = [*preset_settings(choice)["algo"]] if choice in read_presets() else []
     if tuned is not None:
-        with suppress(ValueError):
+        with suppress(ValueError):  # they are the user's own
             names += settings.tuned(*tuned.split("/", 1)).get("algo", {})
     return {f"algo.{name}" for name in names}
 
