@@ -7,6 +7,7 @@ They run here, where native environments and perceptrons step without holding Py
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -98,6 +99,10 @@ class ThreadActors:
             for actor in actors:
                 actor.close()
             raise
+        if torch := sys.modules.get("torch"):
+            # In a forked process, the first operation replaces PyTorch's own threads. It must not run in two threads at
+            # once: the second one would fail with "Invalid thread pool".
+            torch.set_num_threads(torch.get_num_threads())
         self._seats = [_Seat(actor, i, self._answers) for i, actor in enumerate(actors)]
         # The threads refer to their seats only, so that a pool that nobody refers to is collected.
         self._finalizer = weakref.finalize(self, _abandon, self._seats)

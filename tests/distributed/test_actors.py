@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -464,6 +465,46 @@ def test_actors_must_not_share_an_environment():
     with pytest.raises(ValueError, match="ThreadActors: each call must create an environment of its own"):
         algorithm.train(64)
     algorithm.close()
+
+
+def test_actors_in_threads_start_together_in_forked_processes():
+    script = """
+import os, threading
+import torch
+from rlox.distributed.threads import ThreadActors
+
+class Together:
+    barrier = threading.Barrier(4)
+
+    def rollout(self, weights):
+        self.barrier.wait(20)
+        return float(torch.log_softmax(weights, -1).exp().sum())
+
+    def close(self):
+        pass
+
+class Pool(ThreadActors):
+    def __init__(self):
+        self._begin([Together] * 4)
+
+torch.set_num_threads(1)
+logits = torch.ones(8, 2)
+torch.log_softmax(logits, -1)
+for _ in range(40):
+    if not os.fork():
+        pool = Pool()
+        for actor in range(4):
+            pool.request(actor, logits)
+        seen = set()
+        while len(seen) < 4:
+            new = pool.ready({*range(4)} - seen, 20)
+            assert new and all(abs(pool.result(actor) - 8) < 1e-4 for actor in new)
+            seen.update(new)
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_thread_that_is_busy_when_the_pool_is_closed_closes_its_environments_later(monkeypatch):
