@@ -269,6 +269,7 @@ def test_options_that_the_kernel_cannot_compute_choose_pytorch_and_say_so(option
         SAC("Pendulum-v1", **SMALL, **option, backend="native")
 
 
+@pytest.mark.filterwarnings("ignore:.* has no effect without")
 @pytest.mark.parametrize("cls", [SAC, TD3])
 def test_options_of_parts_that_are_not_there_leave_the_kernel(cls):
     idle = {"norm_after": True, "renorm_warmup": 9, "n_bins": 51, "v_min": -1.0, "n_quantiles": 9, "drop_quantiles": 1}
@@ -385,6 +386,7 @@ def test_settings_that_define_weights_exist():
     assert {*WEIGHTS} <= {*DEFINES_WEIGHTS, *DEFINES_MEANING}
 
 
+@pytest.mark.filterwarnings("ignore:SAC. n_bins has no effect without")
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_that_would_mean_something_else_are_not_taken_over(name, tmp_path):
     cls, theirs, ours = WEIGHTS[name]

@@ -397,6 +397,17 @@ def test_a_users_tensor_environment_gives_the_same_steps_as_locally(serving, mon
         EnvSessions("CartPole-v1", backend="tensor")
 
 
+def test_a_worker_creates_its_own_environments_alone(monkeypatch):
+    made = []
+    make = EnvSessions.make
+    monkeypatch.setattr(EnvSessions, "make", lambda self, n, seed: made.append(n) or make(self, n, seed))
+    session = EnvSessions("CartPole-v1")(Message("hello", {"n_envs": 3}))
+    first = 2**20 - 3  # of the largest number of environments that a learner has on all its workers
+    answer = session.handle(Message("reset", {"seed": 7, "first": first}, {"seeds": np.arange(3)}))
+    assert np.array_equal(answer.arrays["obs"], make_vec_env("CartPole-v1", 2**20, 7).reset_all()[first:])
+    assert max(made) == 3
+
+
 def test_mixed_observations_from_a_worker(serving):
     server = serving("CameraWorld-v0")
     pool = RemoteEnvPool([server.address], None, 2, 0, QUICK)

@@ -41,6 +41,7 @@ from rlox.envs.protocols import step_arrays
 from rlox.envs.registry import is_vectorised
 from rlox.envs.remote.codec import LARGEST_MESSAGE, Message, ProtocolError
 from rlox.envs.remote.spaces import MOST_ENVS, NO_SEED, describe, require_array, spec_message, step_bytes
+from rlox.kernels.rng import Rng
 
 
 class EnvSessions:
@@ -114,9 +115,10 @@ class EnvSession:
 
     def _rekey(self, seed: int, first: int) -> None:
         """Set the keys of the learner's environments `first` to `first` + n."""
-        fresh = self._make(first + self._n, seed).get_state()
-        own = {name: np.ascontiguousarray(array[..., first:]) for name, array in fresh.items()}
-        self._vec.set_state(own)
+        state = self._make(self._n, seed).get_state()
+        numbers = range(first, first + self._n)
+        state["keys"] = np.fromiter((Rng(seed, i).key for i in numbers), np.uint64, self._n)
+        self._vec.set_state(state)
 
     def handle(self, message: Message) -> Message:
         if message.kind == "step":
