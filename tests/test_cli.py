@@ -741,7 +741,10 @@ def test_the_password_of_a_tracker_is_used_and_not_stored(tmp_path):
     assert synced.returncode == 1
     assert set(server.asked) == {f"Basic {base64.b64encode(b'me:s3cret').decode()}"}
     server.shutdown()
-    for command in (done, swept, refused, resumed, synced):
+    server.server_close()
+    filed = rlox("train", *words, *SMALL, "output_dir=filed", cwd=tmp_path, **env)
+    assert "Connection refused" in (tmp_path / "filed/mirrors/mlflow.log").read_text()
+    for command in (done, swept, refused, resumed, synced, filed):
         assert "s3cret" not in command.stdout + command.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file() and "own" not in path.parts]
     assert not [path for path in files if b"s3cret" in path.read_bytes()]

@@ -30,6 +30,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -116,7 +117,7 @@ class Job:
             self._delay = RETRY_FIRST
             return "idle"
         except Exception as e:
-            traceback.print_exc()
+            _log_exception()
             self.state.error = explain(e, self.run)
             self._save()
             # Do not retry if the record cannot be read or the tracker is not installed.
@@ -221,6 +222,11 @@ _UNREACHABLE = (
 )
 
 
+def _log_exception() -> None:
+    """Print the traceback to standard error, a file in the run folder, without the passwords of addresses."""
+    print(masked(traceback.format_exc()), end="", file=sys.stderr, flush=True)
+
+
 def explain(error: Exception, run: Path) -> str:
     """Return the error as one line with a remedy; rlox's own messages already contain one."""
     text = masked(" ".join(str(error).split()))
@@ -251,7 +257,7 @@ def drain(name: str, store: Path) -> None:
                         jobs[run] = Job(run, name)
                     outcome = jobs[run].round(logger)
             except Exception as e:  # one broken run must not stop the others
-                traceback.print_exc()
+                _log_exception()
                 jobs.pop(run, None)
                 _note(run, name, e)
             if outcome == "done":
@@ -269,7 +275,7 @@ def _note(run: Path, name: str, error: Exception) -> None:
     try:
         stores.write_state(run, name, state)
     except OSError:
-        traceback.print_exc()  # for example a full disk; writing to the log may still succeed
+        _log_exception()  # for example a full disk; writing to the log may still succeed
 
 
 def main(name: str, folder: str) -> None:
