@@ -285,10 +285,10 @@ def test_changes_that_make_it_another_task(words, changes):
     assert found == changes if changes is not None else len(found) == 1
 
 
-def test_the_reference_is_that_of_the_pair_which_a_preset_chooses(tmp_path):
-    preset = tmp_path / "experiment" / "short.yaml"
-    preset.parent.mkdir()
-    preset.write_text(
+def test_the_reference_is_that_of_the_pair_which_an_experiment_chooses(tmp_path):
+    file = tmp_path / "experiment" / "short.yaml"
+    file.parent.mkdir()
+    file.write_text(
         "# @package _global_\n"
         "defaults: [override /algo: sac, override /env: Pendulum-v1, _self_]\n"
         "total_timesteps: 1000\n"
@@ -298,7 +298,7 @@ def test_the_reference_is_that_of_the_pair_which_a_preset_chooses(tmp_path):
     assert list_task_changes(job, flags) == ["total_timesteps 10000 -> 1000"]
 
 
-def test_seeds_of_a_preset_are_left_out():
+def test_seeds_of_an_experiment_are_left_out():
     assert list(compose_cells(["experiment=cartpole-seeds"])) == ["ppo-CartPole-v1"]
 
 

@@ -274,7 +274,7 @@ def test_errors_of_typed_buffer_settings(typed, message):
         compose_jobs([], typed)
 
 
-def test_a_preset_may_choose_the_memory(tmp_path):
+def test_an_experiment_may_choose_the_memory(tmp_path):
     (tmp_path / "experiment").mkdir()
     lines = [
         "# @package _global_",

@@ -163,8 +163,8 @@ def test_lists_and_explanations(trained):
         assert old not in envs
     assert re.search(r"algo=ppo env=Pendulum-v1 +100,000 +-200", rlox("ls", "tuned", cwd=cwd).stdout)
     assert re.search(rf"{run.name} +ppo +CartPole-v1 +0 +1,536 +finished", rlox("ls", "runs", cwd=cwd).stdout)
-    presets = rlox("ls", "experiments", cwd=cwd).stdout
-    assert re.search(r"^experiment=ppo-smoke +A quick test", presets, re.MULTILINE)
+    experiments = rlox("ls", "experiments", cwd=cwd).stdout
+    assert re.search(r"^experiment=ppo-smoke +A quick test", experiments, re.MULTILINE)
     shown = rlox("show", "algo=ppo", "env=CartPole-v1", cwd=cwd).stdout
     assert re.search(r"algo\.clip_eps_schedule +str +constant +linear +constant, or linear", shown)
     everything = rlox("show", cwd=cwd).stdout
@@ -614,7 +614,7 @@ def test_advice_is_printed_once_and_only_for_bad_runs(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_preset_of_seeds_is_swept(tmp_path):
+def test_an_experiment_of_seeds_is_swept(tmp_path):
     done = rlox("train", "-m", "experiment=cartpole-seeds", "seed=3,4", "logger=none", *SMALL, cwd=tmp_path)
     assert "2 jobs, all valid" in done.stdout
     assert [run.name for run in run_folders(tmp_path)] == ["0-ppo-CartPole-v1-s3", "1-ppo-CartPole-v1-s4"]

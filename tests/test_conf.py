@@ -115,7 +115,7 @@ def test_an_experiment_overrides_tuned_settings_and_typed_settings_override_it()
 
 
 @pytest.mark.slow
-def test_the_sweep_of_a_preset_is_composed_and_typed_values_replace_it():
+def test_the_sweep_of_an_experiment_is_composed_and_typed_values_replace_it():
     jobs = compose_jobs(["-m"], ["experiment=cartpole-seeds", "algo.gamma=0.9,0.99"])
     assert [(job.config.seed, job.config.algo.gamma) for job in jobs] == [(s, g) for s in range(5) for g in (0.9, 0.99)]
     assert [job.config.seed for job in compose_jobs(["-m"], ["experiment=cartpole-seeds", "seed=7,8"])] == [7, 8]

@@ -30,7 +30,7 @@ from rlox.config.run import to_plain
 from rlox_cli.config.compose import compose_jobs, compose_typed
 from rlox_cli.config.ranges import read_search
 from rlox_cli.records.ledger import Sweep
-from rlox_cli.sweep.study_report import preset_text
+from rlox_cli.sweep.study_report import experiment_text
 from rlox_cli.terminal.errors import UsageError
 
 # Number of searches that are killed and resumed; long test runs set it.
@@ -115,9 +115,9 @@ def test_a_redefined_default_keeps_its_range(kind):
     ],
 )
 def test_spaces_of_a_search(arguments, searched, tmp_path):
-    preset = "# @package _global_\nhydra: {sweeper: {params: {env.n_envs: 'range(2,9)', algo.gamma: '0.5,0.6'}}}\n"
+    text = "# @package _global_\nhydra: {sweeper: {params: {env.n_envs: 'range(2,9)', algo.gamma: '0.5,0.6'}}}\n"
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/mine.yaml").write_text(preset)
+    (tmp_path / "experiment/mine.yaml").write_text(text)
     cfg, corners = compose_typed(["-m", "-cd", str(tmp_path)], [*OPTUNA[1:], "tuned=off", *arguments])
     found = read_search(arguments, cfg)
     everything = [f"algo.{item.name}" for item in fields(configs.TD3Config) if "search" in item.metadata]
@@ -301,18 +301,18 @@ def test_a_trial_killed_between_two_of_its_values_draws_the_others_as_before(num
         ["algo=td3", "env=Pendulum-v1", "buffer=prioritized", "algo.learning_starts=100", "tuned=off"],
     ],
 )
-def test_the_preset_of_the_best_trial_is_its_job(words, tmp_path):
+def test_the_experiment_of_the_best_trial_is_its_job(words, tmp_path):
     (tmp_path / "experiment").mkdir()
     best = optuna.trial.create_trial(value=1.0)
-    (tmp_path / "experiment/best.yaml").write_text(preset_text([*words, "logger=none"], best))
-    (preset,) = compose_jobs(["-cd", str(tmp_path)], ["experiment=best", "logger=none"])
+    (tmp_path / "experiment/best.yaml").write_text(experiment_text([*words, "logger=none"], best))
+    (filed,) = compose_jobs(["-cd", str(tmp_path)], ["experiment=best", "logger=none"])
     (typed,) = compose_jobs([], [*words, "logger=none"])
-    assert (preset.config, preset.algo) == (typed.config, typed.algo)
+    assert (filed.config, filed.algo) == (typed.config, typed.algo)
 
 
 @pytest.mark.slow
 def test_a_search_prunes_bad_trials_prints_the_best_and_can_be_extended(tmp_path):
-    """Trials with a useless learning rate are pruned; the preset and the printed command are the best trial's job."""
+    """Trials with a useless learning rate are pruned; the experiment and the command are the best trial's job."""
     spaces = ["algo.learning_rate=1e-8,0.001", "algo.clip_eps=interval(0.1,0.4)"]
     pruning = ["hydra.sweeper.n_trials=9", "hydra.sweeper.n_startup_trials=9", "hydra.sweeper.seed=5"]
     printed = rlox(tmp_path, "train", *OPTUNA, *RUNS, *spaces, *pruning, "hydra.sweep.dir=sweep")
@@ -354,7 +354,7 @@ def test_the_printed_command_has_the_folder_and_the_modules_that_were_typed(tmp_
     (command,) = re.findall(r"train it +(rlox train .*)", printed)
     assert command.startswith("rlox train -cd conf --import nothing ")
     assert "imports=" not in command
-    assert "as a preset" not in printed
+    assert "as a file" not in printed
     rlox(tmp_path, *shlex.split(command)[1:], "output_dir=again")
     assert yaml.safe_load((tmp_path / "again/config.yaml").read_text())["algo"]["gamma"] == 0.97
 

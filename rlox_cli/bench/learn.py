@@ -148,7 +148,7 @@ def write(content: dict[str, Any], path: Path) -> None:
 def compose_cells(words: list[str]) -> dict[str, Job]:
     """Return a job for each combination of comma-separated values.
 
-    The keys are labels: ``ppo-CartPole-v1`` and the values of other swept keys. Seeds of a preset are left out.
+    The keys are labels: ``ppo-CartPole-v1`` and the values of other swept keys. Seeds of an experiment are left out.
 
     Raises
     ------

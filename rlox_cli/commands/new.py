@@ -70,7 +70,7 @@ def experiment(
     ] = None,
     folder: Folder = None,
 ) -> None:
-    """Write a preset for `rlox train -cd DIR experiment=NAME`, with the tuned settings as its start if there are any.
+    """Write an experiment for `rlox train -cd DIR experiment=NAME`. It starts from the tuned settings if there are any.
 
     Its README has the commands for seeds, a plot and a verdict; its test trains it.
 

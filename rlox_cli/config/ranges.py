@@ -40,7 +40,7 @@ class OptunaConfig(Config):
     n_jobs: int = 1  # trials that the launcher is given at once
     n_seeds: int = 1  # runs per trial, with the seeds seed, seed + 1, ...; the trial's value is their mean
     search: list[str] | None = None  # fields to search in their own ranges, or all; null: all, unless ranges are typed
-    params: dict[str, Any] | None = None  # ranges in Hydra's grammar by key, for a preset; typed ones override them
+    params: dict[str, Any] | None = None  # ranges in Hydra's grammar by key, for a YAML file; typed ones override them
     objective: str = "final"  # the mean return to maximise: of the final evaluation, or of the best
     pruner: str = "median"  # what stops poor trials early: median (of five or more finished trials), hyperband or none
     n_startup_trials: int = 10  # random trials before the sampler learns from them
@@ -260,8 +260,8 @@ def read_search(arguments: list[str], cfg: DictConfig) -> Search:
     typed = [o for o in _parse(arguments) if not o.is_hydra_override()]
     fixed = {o.key_or_group: o.input_line for o in typed if not o.is_sweep_override()}
     params = _parse([f"{key}={value}" for key, value in (settings.params or {}).items()])
-    preset = [o for o in params if o.key_or_group not in fixed]
-    ranges = {o.key_or_group: o for o in [*preset, *(o for o in typed if o.is_sweep_override())]}
+    filed = [o for o in params if o.key_or_group not in fixed]
+    ranges = {o.key_or_group: o for o in [*filed, *(o for o in typed if o.is_sweep_override())]}
     offered = dict(_suggest_keys(cfg))
     for key in _select(settings.search, offered, fixed, bool(ranges)):
         ranges.setdefault(key, _parse([f"{key}={offered[key]}"])[0])

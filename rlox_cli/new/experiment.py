@@ -1,4 +1,4 @@
-"""``rlox new experiment``: a preset in a folder for ``-cd``, with a test that it trains as it is written."""
+"""``rlox new experiment``: an experiment in a folder for ``-cd``, with a test that it trains as it is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlox_cli.families.family import family_of
 from rlox_cli.new.files import check_name, write_package
 from rlox_cli.terminal.errors import UsageError
 
-_PRESET = """# @package _global_
+_EXPERIMENT = """# @package _global_
 # {title}: what is compared, and which result would change your mind.
 # yaml-language-server: $schema=../schema/run.json
 defaults:
@@ -27,7 +27,7 @@ defaults:
   - _self_
 {settings}"""
 
-_TEST = '''"""The preset trains as it is written. Run this with `pytest`."""
+_TEST = '''"""The experiment trains as it is written. Run this with `pytest`."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ def rlox(*words, cwd):
     return subprocess.run([sys.executable, "-m", "rlox", *map(str, words)], cwd=cwd, capture_output=True, text=True)
 
 
-def test_the_preset_trains(tmp_path):
+def test_the_experiment_trains(tmp_path):
     done = rlox("train", "-cd", HERE / "conf", "experiment={name}", "output_dir=run", *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "checkpoints" / "last.safetensors").is_file()
@@ -55,7 +55,7 @@ def test_its_settings_reach_the_run(tmp_path):
 
 _README = """# {title}
 
-The preset is `conf/experiment/{name}.yaml`. Editors with a YAML language server complete and check its keys.
+The experiment is `conf/experiment/{name}.yaml`. Editors with a YAML language server complete and check its keys.
 
     pytest                                                        # it trains as it is written
     rlox train -cd conf experiment={name} --check                 # problems, time, memory, disk
@@ -73,7 +73,7 @@ Put what must stay fixed into the YAML, and what varies on the command line. Res
 
 
 def make_experiment(name: str, algo: str, env: str | None, folder: Path | None) -> None:
-    """Write a folder with the preset `name` for an algorithm and an environment.
+    """Write a folder with the experiment `name` for an algorithm and an environment.
 
     By default this is CartPole-v1, or Pendulum-v1 if the algorithm needs continuous actions.
 
@@ -89,7 +89,7 @@ def make_experiment(name: str, algo: str, env: str | None, folder: Path | None) 
     if config.uses_dataset in ("must", "text"):
         raise UsageError(
             f"--algo must learn in an environment, got {algo}, which learns from a dataset; `rlox cp "
-            "experiment/grpo-copy` copies a preset with one"
+            "experiment/grpo-copy` copies an experiment with one"
         )
     if env is None:
         kinds = resolve((entry_of(algo) or entry_of(read_presets()[algo])).cls).actions
@@ -114,13 +114,13 @@ def texts_of(name: str, algo: str, env: str) -> dict[str, str]:
     settings.pop("reference", None)
     learning = hasattr(config_of(algo), "learning_starts")
     small = ', "algo.learning_starts=100"' if learning else ""
-    preset = yaml.safe_dump(settings, sort_keys=False, default_flow_style=False)
+    text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=False)
     values = {
-        **{"name": name, "title": title, "algo": algo, "env": env, "settings": preset, "steps": 300},
+        **{"name": name, "title": title, "algo": algo, "env": env, "settings": text, "steps": 300},
         **{"small": small, "total": settings["total_timesteps"]},
     }
     return {
-        f"conf/experiment/{name}.yaml": _PRESET.format(**values),
+        f"conf/experiment/{name}.yaml": _EXPERIMENT.format(**values),
         f"conf/{SCHEMA_FOLDER}/run.json": read_schema(f"{SCHEMA_FOLDER}/run.json"),
         f"test_{name}.py": _TEST.format(**values),
         "README.md": _README.format(**values),

@@ -49,7 +49,7 @@ def list_things(what: str, folder: Path) -> None:
             table.add_row(f"algo={algo} env={env}", f"{settings['total_timesteps']:,}", must_reach)
         print_table(console, table)
     elif what == "experiments":
-        table = make_table("preset", "what")
+        table = make_table("experiment", "what")
         for name, text in read_shipped("experiment").items():
             table.add_row(f"experiment={name}", text.splitlines()[1].lstrip("# "))
         print_table(console, table)

@@ -1,4 +1,4 @@
-"""The results of a study: its trials as a table, the best one as a command and a preset, and a plot of its course."""
+"""The results of a study: a table of its trials, the best one as a command and a file, and a plot of its course."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlox_cli.terminal.paths import shown
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PRESET = Path("experiment") / "best.yaml"
+EXPERIMENT = Path("experiment") / "best.yaml"
 PICTURE = "study.png"
 _GROUPS = ("algo", "env", "buffer", "dataset", "tuned")
 _STATES = {
@@ -64,8 +64,8 @@ def report(study: optuna.Study, search: Search, sweep: Sweep, console: Console) 
         console.print("no trial has a value, so there is no best one")
         return False
     overrides = search.overrides(best.params)
-    with run_files.replace_file(folder, str(PRESET)) as file:
-        file.write(preset_text(overrides, best).encode())
+    with run_files.replace_file(folder, str(EXPERIMENT)) as file:
+        file.write(experiment_text(overrides, best).encode())
     importances = importance(study)
     try:
         with run_files.replace_file(folder, PICTURE) as file:
@@ -79,12 +79,12 @@ def report(study: optuna.Study, search: Search, sweep: Sweep, console: Console) 
     flags = [flag for flag in head.flags if flag not in ("-m", "--multirun")]
     imports = import_words(head.imports)
     words = [word for word in overrides if not word.startswith("imports=")]
-    # Hydra takes one folder of the user's, and the preset may stand on one in the folder that was typed.
-    preset = "" if flags else f"rlox train {shlex.join(['-cd', shown(folder), *imports])} experiment=best"
+    # Hydra takes one folder of the user's, and the experiment may stand on one in the folder that was typed.
+    experiment = "" if flags else f"rlox train {shlex.join(['-cd', shown(folder), *imports])} experiment=best"
     for name, value in (
         ("best", f"trial {best.number}: mean return {best.value:.1f}"),
         ("train it", f"rlox train {shlex.join([*flags, *imports, *words])}"),
-        ("as a preset", preset),
+        ("as a file", experiment),
         ("importance", shares),
         ("picture", picture),
     ):
@@ -93,7 +93,7 @@ def report(study: optuna.Study, search: Search, sweep: Sweep, console: Console) 
     return True
 
 
-def preset_text(overrides: list[str], best: FrozenTrial) -> str:
+def experiment_text(overrides: list[str], best: FrozenTrial) -> str:
     """Return `overrides` as the text of a YAML file for conf/experiment, without the logger, which its user chooses."""
     defaults: list[Any] = []
     values: dict[str, Any] = {}
