@@ -112,10 +112,11 @@ def merge(out, paths):
         content = json.loads(Path(path).read_text())
         if "evaluations" in content:
             content = read_peer(content)
-        if "sources" in content:
-            sources += content["sources"]
-        else:
-            sources.append({key: content[key] for key in ("command", "date", "machine", "versions")})
+        if "sources" not in content:
+            content["sources"] = [{key: content[key] for key in ("command", "date", "machine", "versions")}]
+        for source in content["sources"]:
+            if source not in sources:
+                sources.append(source)
         for label, cell in content["cells"].items():
             kept = {key: cell[key] for key in ("algo", "env", "settings", "settings_sb3") if key in cell}
             merged = cells.setdefault(label, {})

@@ -90,7 +90,7 @@ def learned(folder, label, finals, first_seed=100, settings=None):
     }
     cell = {"algo": "sac", "env": label.split("-", 1)[1], "settings": settings or {}, "curves": rows}
     path = folder / f"{label}-{first_seed}-{len(settings or {})}.json"
-    source = {"command": f"from {first_seed}", "date": "2026-11-27", "machine": "one", "versions": {}}
+    source = {"command": f"{label} from {first_seed}", "date": "2026-11-27", "machine": "one", "versions": {}}
     path.write_text(json.dumps({**source, "cells": {label: cell}}))
     return path
 
@@ -118,11 +118,15 @@ def test_results_of_single_seeds_become_one_file(tmp_path, capsys):
     sac = learned(tmp_path, "sac-Hopper-v5", [1.0, 1.0, 1.0])
     some, every = str(tmp_path / "some.json"), str(tmp_path / "every.json")
     few_steps.main("merge", some, str(first), str(sac))
-    few_steps.main("merge", every, some, str(second))
+    few_steps.main("merge", every, some, str(second), str(sac))
     merged = json.loads(Path(every).read_text())
     assert list(merged["cells"]["crossq-Hopper-v5"]["curves"]) == ["100", "101", "102"]
     assert merged["cells"]["crossq-Hopper-v5"]["curves_sb3"]["100"][-1]["mean"] == 5.0
-    assert [source["command"] for source in merged["sources"]] == ["from 100", "from 100", "from 102"]
+    assert [source["command"] for source in merged["sources"]] == [
+        "crossq-Hopper-v5 from 100",
+        "sac-Hopper-v5 from 100",
+        "crossq-Hopper-v5 from 102",
+    ]
     few_steps.main("figure", str(tmp_path / "all.png"), every)
     assert json.loads(capsys.readouterr().out)["crossq"]["Hopper-v5"] == pytest.approx(3.0)
 
