@@ -33,10 +33,17 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from rlox.config import RunConfig
-from rlox.config.base import masked
 from rlox.config.run import to_plain
 from rlox_cli.config.explain import explain
-from rlox_cli.config.overrides import FOLDERS, as_typed, explain_unparsed, flag_value, refuse_blanks, refuse_forms
+from rlox_cli.config.overrides import (
+    FOLDERS,
+    as_typed,
+    explain_unparsed,
+    flag_value,
+    refuse_blanks,
+    refuse_forms,
+    take_out_password,
+)
 from rlox_cli.config.presets import name_choice
 from rlox_cli.config.ranges import count_values, number_at, read_search
 from rlox_cli.config.rules import apply_settings, check_run
@@ -389,9 +396,8 @@ def run_composed(flags: list[str], job: Job, task: TaskFunction) -> Any:
     if cfg.hydra.mode is None:
         cfg.hydra.mode = RunMode.RUN
     uri = OmegaConf.select(cfg, "logger.mlflow.tracking_uri")
-    if uri is not None and masked(uri) != uri:  # in a file of the user; Hydra stores `cfg`
-        os.environ["MLFLOW_TRACKING_URI"] = uri
-        cfg.logger.mlflow.tracking_uri = masked(uri)
+    if uri is not None and (hidden := take_out_password(uri)) != uri:  # in a file of the user; Hydra stores `cfg`
+        cfg.logger.mlflow.tracking_uri = hidden
     with _composition(flags):
         configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
         callbacks = Callbacks(cfg)

@@ -204,11 +204,16 @@ def explain_unparsed(line: str) -> UsageError:
 
 
 def _without_password(word: str, key: str, quote: str, uri: str) -> str:
-    """Return `word` without the password of its URI, which Hydra would store. The process that writes there gets it."""
-    if masked(uri) == uri:
-        return word
-    os.environ["MLFLOW_TRACKING_URI"] = uri
-    return f"{key}'{masked(uri)}'"
+    """Return `word` without the password of its URI."""
+    hidden = take_out_password(uri)
+    return word if hidden == uri else f"{key}'{hidden}'"
+
+
+def take_out_password(uri: str) -> str:
+    """Return `uri` without its password, which Hydra would store. The process that writes there gets it."""
+    if (hidden := masked(uri)) != uri:
+        os.environ["MLFLOW_TRACKING_URI"] = uri
+    return hidden
 
 
 def refuse_forms(overrides: list[str]) -> None:
