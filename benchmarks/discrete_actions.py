@@ -5,6 +5,7 @@ usage: discrete_actions.py peer CELL SEED FOLDER     one training with the peer 
        discrete_actions.py list                      the cells, and rlox's settings for each
        discrete_actions.py speed PYTHON ROUNDS [CELL...]  CPU seconds of short trainings, alternately with rlox and with
                                                      the peer, which PYTHON has
+       discrete_actions.py one SIDE CELL             CPU seconds of one short training; SIDE is rlox or peer
 
 A cell is an algorithm and an environment; the folder discrete_actions contains the trainings with the peers. Evaluation
 is that of ``rlox bench learn``: 20 deterministic episodes of one fresh environment seeded 10,000 + seed, at ten points

@@ -10,6 +10,7 @@ usage: few_steps.py peer CELL SEED FOLDER         one training with the peer (ne
                                                   the presets' scores to SAC's
        few_steps.py speed PYTHON ROUNDS [CELL...] CPU seconds of short trainings, alternately with rlox and with the
                                                   peer, which PYTHON has
+       few_steps.py one SIDE CELL                 CPU seconds of one short training; SIDE is rlox or peer
 
 A cell is a preset and an environment. All have 100,000 steps, of which the first 5,000 are random (as in the papers),
 and otherwise the preset's settings, the same for all environments. The peer of sac is Stable-Baselines3's SAC, those of
