@@ -4,11 +4,13 @@ import itertools
 import json
 import os
 import pickle
+import stat
 import subprocess
 import sys
 import threading
 from contextlib import suppress
 from math import inf as INF
+from pathlib import Path
 from typing import ClassVar
 
 import gymnasium
@@ -170,6 +172,22 @@ def test_a_failed_write_keeps_the_old_file(saved, tmp_path, monkeypatch):
         saved[1].save(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["c.safetensors"]
+
+
+def test_a_file_system_that_cannot_flush_folders_is_written(saved, tmp_path, monkeypatch):
+    """A shared folder of VirtualBox."""
+    flush, refused = os.fsync, []
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            refused.append(descriptor)
+            raise OSError(22, "Invalid argument")
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    saved[1].save(tmp_path / "c.safetensors")
+    assert refused
+    assert load_checkpoint(tmp_path / "c.safetensors")
 
 
 @pytest.mark.slow
@@ -380,7 +398,8 @@ class HalfRewards(gymnasium.RewardWrapper):
         return reward / 2
 
 
-def test_wrappers_are_given_as_classes(tmp_path):
+def test_wrappers_are_given_as_classes(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(Path(__file__).parents[__name__.count(".")])  # workers import this module by its name
     wrappers = [HalfRewards, {gymnasium.wrappers.TimeLimit: {"max_episode_steps": 7}}]
     ppo = PPO("CartPole-v1", 2, 0, n_steps=16, hidden_sizes=[8], env_wrappers=wrappers, env_workers=2)
     ppo.train(32)
@@ -418,6 +437,20 @@ def test_hidden_sizes_are_checked_with_a_custom_policy(tmp_path):
     save_checkpoint(path, saved)
     with pytest.raises(ValueError, match="hidden_sizes does not fit the checkpoint"):
         rlox.SAC.from_checkpoint(path, policy=nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_sizes_of_critics_are_checked_before_they_are_made(own, tmp_path):
+    path, policy = tmp_path / "a.safetensors", {"policy": nn.Linear(3, 2)} if own else {}
+    settings = {**OFF_POLICY, "critic_hidden_sizes": [6, 5], "n_critics": 3}
+    rlox.SAC("Pendulum-v1", **policy, **settings).save(path)
+    assert rlox.SAC.from_checkpoint(path, **policy).config.critic_hidden_sizes == [6, 5]
+    for name, value in (("critic_hidden_sizes", [30_000, 30_000]), ("n_critics", 100)):
+        saved = load_checkpoint(path)
+        saved.header["config"][name] = value
+        save_checkpoint(tmp_path / "b.safetensors", saved)
+        with pytest.raises(ValueError, match=f"from_checkpoint: {name} (does not fit|must be) the checkpoint"):
+            rlox.SAC.from_checkpoint(tmp_path / "b.safetensors", **policy)
 
 
 def test_an_environment_of_other_observations_is_named(tmp_path):

@@ -173,7 +173,7 @@ class MAPPO(OnPolicyAlgorithm):
         if self._saved_shapes is not None:
             seen = {player.obs_dim for player in players} | {player.state_dim or 0 for player in players}
             vectors = None if any(player.spec.image for player in players) else seen
-            require_widths("MAPPO", self._saved_shapes, c.hidden_sizes, vectors)
+            require_widths("MAPPO", self._saved_shapes.policy, c.hidden_sizes, vectors)
             self._saved_shapes = None  # checked
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:

@@ -15,10 +15,11 @@ DEFINES_WEIGHTS = (
     *("size", "deter_dim", "stoch_dim", "stoch_classes", "hidden_dim", "lora_rank", "lora_targets"),
 )
 DEFINES_MEANING = (
-    *("activation", "normalize_obs", "normalize_rewards", "norm_after", "unit_norm", "v_min", "v_max", "lora_alpha"),
+    *("activation", "normalize_obs", "normalize_rewards", "fit_rewards", "norm_after", "unit_norm"),
+    *("v_min", "v_max", "lora_alpha"),
 )
 # What an algorithm without these settings does.
-_WITHOUT = {"normalize_rewards": False, "unit_norm": False}
+_WITHOUT = {"normalize_rewards": False, "fit_rewards": False, "unit_norm": False}
 
 
 def require_same_meaning(algorithm: Any, header: Mapping[str, Any], where: str) -> None:
@@ -33,6 +34,8 @@ def require_same_meaning(algorithm: Any, header: Mapping[str, Any], where: str) 
         names.append("activation")
     if has_critics:
         names.append("normalize_rewards")
+        if header["config"].get("fit_rewards"):  # a training may begin to fit rewards, but not stop
+            names += ["fit_rewards", "v_max"]
     values = {getattr(config, name, "none") for name in ("critic_norm", "actor_norm", "critic_head", "distribution")}
     if values & {"layer", "batch", "batch_renorm"}:
         names.append("norm_after")

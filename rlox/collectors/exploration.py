@@ -116,6 +116,19 @@ class HeldNoise:
         self._noise, self._left = state["noise"].copy(), state["left"].copy()
 
 
+def restore_noise(
+    noise: ActionNoise | HeldNoise | None, saved: dict[str, np.ndarray] | None, continues: bool
+) -> None:
+    """Give `noise` a `saved` state, unless it is that of the other kind.
+
+    If the episodes do not continue, only `HeldNoise` does.
+    """
+    if noise is None or saved is None or saved.keys().isdisjoint(noise.state()):
+        return
+    if continues or isinstance(noise, HeldNoise):
+        noise.set_state(saved)
+
+
 def _require_state(noise: ActionNoise | HeldNoise, state: dict[str, np.ndarray]) -> None:
     """Raise ValueError unless `state` has the finite arrays of ``noise.state()``."""
     for name, own in noise.state().items():

@@ -205,6 +205,8 @@ class TwinCriticConfig(CriticConfig, OffPolicyConfig):
         for name, widths in (("hidden_sizes", self.hidden_sizes), ("critic_hidden_sizes", self.critic_hidden_sizes)):
             one = self.residual_blocks == 0 or widths is None or len(widths) == 1
             yield name, one, f"be one width with residual_blocks={self.residual_blocks}"
+        alone = self.batch_size == 1 and self.actor_norm in ("batch", "batch_renorm")
+        yield "batch_size", not alone, f"be >= 2 with actor_norm={self.actor_norm}"
         fits = self.fit_rewards
         yield "fit_rewards", not fits or self.normalize_rewards, "be false unless normalize_rewards is true"
         yield "fit_rewards", not fits or self.v_max > 0, f"be false with v_max={self.v_max:g}, which is not above 0"

@@ -118,7 +118,8 @@ def pairwise_quantile_losses(quantiles: torch.Tensor, targets: torch.Tensor, kap
     arXiv:1806.06923).
     """
     n = quantiles.shape[-1]
-    fractions = (torch.arange(n, dtype=quantiles.dtype, device=quantiles.device) + 0.5) / n
+    precise = torch.promote_types(quantiles.dtype, torch.float32)  # bfloat16 would round most fractions
+    fractions = (torch.arange(n, dtype=precise, device=quantiles.device) + 0.5) / n
     errors = targets.unsqueeze(-2) - quantiles.unsqueeze(-1)  # (B, N, M)
     huber = F.huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=kappa) / kappa
     below = (errors.detach() < 0).to(errors.dtype)

@@ -18,7 +18,7 @@ from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, one_line
 from rlox.checkpoint.meaning import require_same_meaning
-from rlox.checkpoint.shapes import require_shapes
+from rlox.checkpoint.shapes import SavedShapes, require_shapes
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, reward_name
 from rlox.collectors.vec_normalize import VecNormalize
@@ -82,7 +82,7 @@ class Agent(Algorithm):
     normalizer: VecNormalize | DatasetStatistics | None = None
     optimizer: FlatOptimizer | NativeOptimizer | NativeAdam
     _lost_reward_fn: str | None = None  # name of a checkpoint's reward_fn that was not passed again
-    _saved_shapes: frozenset[tuple[int, ...]] | None = None  # (n_out, n_in) of the weights to restore
+    _saved_shapes: SavedShapes | None = None  # of the weights to restore
 
     # ---- construction: configuration, environments, backend, networks, optimisers
 
@@ -522,7 +522,7 @@ class Agent(Algorithm):
         given = {"logger": logger, "callbacks": callbacks, "device": device, **arguments}
         return restoring.restore_agent(cls, path, env_id, policy, backend, reward_fn, env_wrappers, env_backend, given)
 
-    def _expect_shapes(self, shapes: frozenset[tuple[int, ...]] | None) -> None:
+    def _expect_shapes(self, shapes: SavedShapes | None) -> None:
         """Before construction: remember the shapes of the weights to restore, which are compared before anything is
         created whose size the file determines."""
         definer = next(cls for cls in type(self).__mro__ if "make_policy" in vars(cls))

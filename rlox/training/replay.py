@@ -32,6 +32,7 @@ from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, save_checkpoint
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import ReplayCollector
+from rlox.collectors.exploration import restore_noise
 from rlox.config import BufferConfig, MmapBufferConfig, integer, require
 from rlox.distributed.ranks import Ranks, memory_folder
 from rlox.envs import EnvSpec, env_name
@@ -353,9 +354,7 @@ class ReplayAgent(Agent):
             )
         self._dataset_id = saved
         exact = super()._restore(checkpoint, same_env)
-        noise, saved_noise = self.collector.exploration, checkpoint.tensors.get("action_noise")
-        if exact and noise is not None and saved_noise is not None:
-            noise.set_state(saved_noise)
+        restore_noise(self.collector.exploration, checkpoint.tensors.get("action_noise"), exact)
         self._memory.restore(checkpoint, self.counters.env_steps, exact)
         return exact
 

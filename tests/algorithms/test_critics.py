@@ -370,6 +370,7 @@ def test_a_policy_of_ones_own_refuses_options_of_the_policy_that_it_replaces(opt
 WEIGHTS = {
     "normalize_obs": (SAC, {"normalize_obs": True}, {}),
     "normalize_rewards": (SAC, {}, {"normalize_rewards": True}),
+    "fit_rewards": (SAC, {"normalize_rewards": True, "fit_rewards": True}, {"normalize_rewards": True}),
     "critic_head": (SAC, {"critic_head": "categorical", "n_bins": 5}, {"critic_head": "quantile", "n_quantiles": 5}),
     "v_max": (SAC, {"critic_head": "categorical"}, {"critic_head": "categorical", "v_max": 50.0}),
     "unit_norm": (TD3, {}, {"unit_norm": True}),
@@ -415,3 +416,6 @@ def test_fitted_rewards_may_start_from_a_training_that_did_not_fit_them(tmp_path
     start.init_from(tmp_path / "a.safetensors")
     assert start.normalizer.return_moments.var == taught.normalizer.return_moments.var
     start.train(40)
+    start.save(tmp_path / "b.safetensors")
+    with pytest.raises(ValueError, match=r"v_max must be the checkpoint's, 5.0, got 6.0"):
+        SAC.from_checkpoint(tmp_path / "b.safetensors", v_max=6.0)

@@ -71,6 +71,13 @@ def test_quantile_losses_equal_a_float64_computation(n, m, kappa):
         assert np.allclose(gradients[:, i], slope, atol=1e-4)
 
 
+def test_bfloat16_does_not_round_the_fractions_of_quantiles():
+    quantiles, samples = torch.from_numpy(numbers(6, 300)).bfloat16(), torch.from_numpy(numbers(6, 7, seed=1))
+    found = pairwise_quantile_losses(quantiles, samples, 1.0)
+    assert found.dtype == torch.float32
+    assert torch.allclose(found, pairwise_quantile_losses(quantiles.float(), samples, 1.0), rtol=1e-5)
+
+
 def test_the_kernel_of_quantile_losses_is_used_with_its_gradient():
     quantiles = torch.from_numpy(numbers(6, 9)).requires_grad_()
     samples, weights = torch.from_numpy(numbers(6, 9, seed=1)), torch.arange(6.0)

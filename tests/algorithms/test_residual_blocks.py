@@ -168,6 +168,31 @@ def test_a_policy_acts_with_the_held_noise():
     assert all(np.mean(one == 1) > 0.5 for one in lengths)
 
 
+def test_held_noise_continues_where_the_episodes_cannot(tmp_path):
+    given = {**SMALL, "n_envs": 2, "hidden_sizes": [8], "hold_noise": 16}
+    agent = SAC("Pendulum-v1", **given, env_wrappers=["TimeAwareObservation"])
+    agent.train(40)
+    while not agent.collector.exploration.state()["left"].any():
+        agent.train(2)
+    agent.save(tmp_path / "a.safetensors")
+    saved = agent.collector.exploration.state()
+    again = SAC.from_checkpoint(tmp_path / "a.safetensors")
+    assert "fresh" in again.collector.restore_note()
+    for name, array in again.collector.exploration.state().items():
+        np.testing.assert_array_equal(array, saved[name])
+
+
+def test_another_kind_of_exploration_starts_afresh(tmp_path):
+    kinds = {"exploration_noise": 0.1, "hold_noise": 0}, {"exploration_noise": 0.0, "hold_noise": 16}
+    for before, after in (kinds, kinds[::-1]):
+        agent = SAC("Pendulum-v1", **SMALL, hidden_sizes=[8], **before)
+        agent.train(40)
+        agent.save(tmp_path / "a.safetensors")
+        again = SAC.from_checkpoint(tmp_path / "a.safetensors", **after)
+        assert not any(array.any() for array in again.collector.exploration.state().values() if array.dtype != bool)
+        again.train(10)
+
+
 def test_a_state_that_does_not_fit_is_refused():
     held = HeldNoise(2, 1, 4)
     with pytest.raises(ValueError, match=r"HeldNoise.set_state: left must be a finite array \(2,\) of int64, got none"):
@@ -256,12 +281,13 @@ def test_the_number_of_parameters_is_known_before_the_networks_are_made():
     ("Pendulum-v1", {"residual_blocks": -1}, r"residual_blocks must be in \[0, 100\]"),
     ("Pendulum-v1", {"hold_noise": 4, "exploration_noise": 0.1}, "hold_noise must be 0 if exploration_noise"),
     ("Pendulum-v1", {"fit_rewards": True}, "fit_rewards must be false unless normalize_rewards is true"),
+    ("Pendulum-v1", {"actor_norm": "batch", "batch_size": 1}, "batch_size must be >= 2 with actor_norm=batch"),
     ("CartPole-v1", {"hold_noise": 4}, "hold_noise must be 0 with discrete actions"),
     ("Pendulum-v1", {"residual_blocks": 1, "hidden_sizes": [8], "backend": "native"}, "PyTorch .*residual_blocks=1"),
 ])  # fmt: skip
 def test_what_does_not_compose_is_refused_with_the_reason(env_id, option, rule):
     with pytest.raises(ValueError, match=rule):
-        SAC(env_id, **SMALL, **option)
+        SAC(env_id, **{**SMALL, **option})
 
 
 def test_other_algorithms_have_no_blocks():
