@@ -131,6 +131,39 @@ def test_callbacks_that_save_run_last_and_all_states_are_saved(tmp_path):
         again.callbacks.set_state({"Counting": {}})
 
 
+_ADVICE = {"told": [], "streaks": {}, "entropy_start": None, "grad_norms": []}
+
+
+@pytest.mark.parametrize(
+    ("callback", "state"),
+    [
+        (CheckpointCallback("none"), {"best": "x"}),
+        (CheckpointCallback("none"), {"best": True}),
+        (CheckpointCallback("none"), {"best": 10**400}),
+        (EvalCallback(), {"best": [], "waited": 0, "evaluations": []}),
+        (
+            EvalCallback(),
+            {"best": 0.0, "waited": 0, "evaluations": [{"step": 1, "returns": [10**400], "lengths": [1]}]},
+        ),
+        (EarlyStoppingCallback(), {"best": {}, "waited": 0}),
+        (EarlyStoppingCallback(), {"best": 0.0, "waited": "x"}),
+        (AdviceCallback(), {**_ADVICE, "streaks": {"approx_kl": "x"}}),
+        (AdviceCallback(), {**_ADVICE, "entropy_start": "x"}),
+        (AdviceCallback(), {**_ADVICE, "grad_norms": ["x"]}),
+    ],
+)
+def test_states_that_hold_no_numbers_are_refused(callback, state):
+    name = type(callback).__name__
+    with pytest.raises(ValueError, match=f"{name}: its state in the checkpoint does not fit"):
+        CallbackList([callback]).set_state({name: state})
+
+
+def test_states_may_hold_numbers_of_numpy():
+    callback = CheckpointCallback("none")
+    callback.set_state({"best": np.float32(2.0)})
+    assert callback.best == 2.0
+
+
 def test_a_snapshot_keeps_the_states_at_its_creation(tmp_path):
     class Growing(Callback):
         def __init__(self):
@@ -530,6 +563,22 @@ def test_videos_are_cut_as_the_evaluations(tmp_path):
 def test_videos_without_evaluations_are_warned_of(tmp_path):
     with pytest.warns(RuntimeWarning, match="VideoCallback acts at evaluations, and there are none; add an Eval"):
         small(callbacks=[VideoCallback(tmp_path)]).train(128)
+
+
+@pytest.mark.slow
+@needs_video
+def test_a_training_that_goes_on_films_every_second_evaluation(tmp_path):
+    def train(total, **source):
+        films = VideoCallback(tmp_path, every_evaluations=2)
+        callbacks = [EvalCallback(n_points=1, n_episodes=1), films]
+        ppo = PPO.from_checkpoint(tmp_path / "a", callbacks=callbacks) if source else small(callbacks=callbacks)
+        ppo.train(total)
+        ppo.save(tmp_path / "a")
+        return [path.name for path in films.paths]
+
+    assert train(128) == ["step-000000128.mp4"]
+    assert train(128, again=True) == []
+    assert train(128, again=True) == ["step-000000384.mp4"]
 
 
 @needs_video

@@ -18,7 +18,7 @@ import yaml
 from hub_server import HubServer
 
 import rlox
-from rlox.checkpoint import load_checkpoint, save_checkpoint
+from rlox.checkpoint import load_checkpoint, locks, save_checkpoint
 from rlox.tracking.record import FILE
 from rlox_cli.hub.card import Facts, Score, interval_of_mean, write_card
 from rlox_cli.hub.contents import _CREDENTIALS, Options, collect, describe, find_source
@@ -148,6 +148,38 @@ def test_a_revision_is_pulled_by_its_name(rlox_with, hub, trained, tmp_path):
     assert "up to date and intact" in kept[2]
 
 
+def test_a_pull_repairs_what_a_killed_one_has_left(rlox_with, hub, tmp_path):
+    assert rlox_with("push", "run", "me/agent", "--no-film").returncode == 0
+    assert rlox_with("pull", "me/agent").returncode == 0
+    pulled = tmp_path / "pulled/me/agent"
+    partial, old = pulled.with_name(".agent.partial"), pulled.with_name(".agent.old")
+
+    def names():
+        return sorted(path.name for path in pulled.parent.iterdir())
+
+    # Killed between the two renames: the run is put back, also if the hub cannot be reached.
+    os.replace(pulled, old)
+    shutil.copytree(old, partial)
+    done = rlox_with("pull", "me/agent", HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert names() == [".agent.lock", "agent"]
+    assert "up to date and intact" in rlox_with("pull", "me/agent").stdout
+    # Killed while it downloaded, or before it removed the old run.
+    for left in (partial, old):
+        shutil.copytree(pulled, left)
+    (pulled / "config.yaml").write_text("changed")
+    assert rlox_with("pull", "me/agent").stdout.startswith("pulled me/agent")
+    assert names() == [".agent.lock", "agent"]
+    lock = locks.take_lock(pulled.parent, ".agent.lock")
+    lock.write(f"{os.getpid()}\n")
+    (pulled / "config.yaml").write_text("changed")
+    done = rlox_with("pull", "me/agent")
+    lock.release()
+    assert done.returncode == 1
+    assert f"is being pulled by process {os.getpid()}; wait for it" in done.stderr
+    assert (pulled / "config.yaml").read_text() == "changed"
+
+
 def test_a_dry_run_writes_the_folder_and_asks_nobody(rlox_with, hub, trained, tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     pytest.importorskip("pygame")
@@ -242,7 +274,7 @@ def test_what_is_not_what_was_pushed_is_refused_and_not_kept(rlox_with, hub, tmp
     def outcome():
         done = rlox_with("pull", "me/cartpole")
         assert not (tmp_path / "pulled/me/cartpole").exists()
-        assert [*(tmp_path / "pulled/me").iterdir()] == []
+        assert [path.name for path in (tmp_path / "pulled/me").iterdir()] == [".cartpole.lock"]
         return done.returncode, done.stderr
 
     edit(hub, "me/cartpole", **{best: files[best][:-1] + b"x"})

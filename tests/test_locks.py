@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -78,3 +79,18 @@ def test_a_second_trainer_is_refused(way, tmp_path):
         record.metrics(1, {"loss": 0.5})
     assert not is_alive(tmp_path)
     assert len((tmp_path / "metrics.jsonl").read_bytes().splitlines()) == 2
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named_and_can_be_read(number, tmp_path, monkeypatch):
+    """Lustre without `-o flock`, or NFS without its lock service."""
+    Record(tmp_path).close()
+
+    def flock(descriptor, kind):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    with pytest.raises(OSError, match=r"the file system must have locks, got .*Lustre: -o flock") as caught:
+        Record(tmp_path)
+    assert caught.value.filename == str(tmp_path / "run.lock")
+    assert not is_alive(tmp_path)

@@ -161,8 +161,8 @@ def test_without_its_package_a_run_says_what_is_missing(tmp_path, tally):
     (tmp_path / "run" / "mirrors" / "tally.json").unlink()
     alone = forked.run("sync", "run", cwd=tmp_path)
     assert alone.returncode
-    assert "got 'tally'" in alone.stderr
-    assert "install the package that provides it" in alone.stderr
+    assert "got 'tally'" in alone.stdout
+    assert "install the package that provides it" in alone.stdout
 
 
 def test_a_logger_with_unsuitable_settings_is_refused(tmp_path, monkeypatch):

@@ -316,6 +316,32 @@ def test_unfinished_files_of_a_killed_training_are_removed(tmp_path):
     assert not left.exists()
 
 
+def test_a_training_that_cannot_begin_leaves_a_folder_that_can_be_used(tmp_path):
+    left = tmp_path / "run/checkpoints/.last.safetensors.123.partial"
+    left.mkdir(parents=True)  # which should be a file
+    agent = ppo(logger=tmp_path / "run")
+    with pytest.raises(OSError, match="partial"):
+        agent.train(32)
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+    left.rmdir()
+    ppo(logger=tmp_path / "run").train(32)
+    left.mkdir()
+    with pytest.raises(OSError, match="partial"):
+        rlox.PPO.from_checkpoint(left.with_name("last.safetensors"), logger=tmp_path / "run").train(32)
+    assert rows(tmp_path / "run")[-1]["status"] == "failed"
+
+
+def test_a_store_that_cannot_be_written_does_not_stop_the_training(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs/mlflow.db.rlox").write_text("where a folder should be")
+    with pytest.warns(RuntimeWarning, match="mlflow is not filled: "):
+        ppo(logger=["run", "mlflow"]).train(32)
+    assert events(tmp_path / "run") == [("start", 0), ("end", 32)]
+    assert "mlflow.db.rlox" in rlox.tracking.status(tmp_path / "run")["mlflow"].error
+
+
 def test_names_of_trackers_choose_a_new_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     agent = ppo(logger="csv")

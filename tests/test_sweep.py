@@ -1,6 +1,7 @@
 """Sweeps: whatever is killed at any time, every job ends exactly once, with the result of an undisturbed sweep."""
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -21,8 +22,9 @@ from rlox.checkpoint import load_checkpoint
 from rlox.tracking.record import Record
 from rlox_cli.commands.train import main as train
 from rlox_cli.config.compose import compose_jobs, compose_typed
+from rlox_cli.records import ledger
 from rlox_cli.records.ledger import Head, Sweep, job_id
-from rlox_cli.sweep.control import plan_jobs, resume
+from rlox_cli.sweep.control import plan_jobs, resume, status
 from rlox_cli.sweep.launch import Work, _line, launcher_overrides
 from rlox_cli.terminal.errors import UsageError
 
@@ -314,6 +316,28 @@ def test_the_progress_of_a_job_that_goes_back_has_only_the_evaluations_that_coun
     assert line == "[1/2] seed=0: resumes at step 10, attempt 6"
 
 
+def test_a_job_that_cannot_be_read_does_not_hide_the_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    plan(tmp_path / "sweep", "algo=ppo", "seed=0,1")
+    unreadable, whole = (progress.folder for progress in Sweep.read(Path("sweep")).progress.values())
+    for folder in (unreadable, whole):
+        with Record(folder) as record:
+            record.end(9, "finished")
+    read_rows = ledger.read_rows
+
+    def read(path, offset):
+        if path.parent == unreadable:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read_rows(path, offset)
+
+    monkeypatch.setattr(ledger, "read_rows", read)
+    status(Path("sweep"), False)
+    lines = capsys.readouterr().out.splitlines()
+    assert any("failed" in line and "Permission denied: " in line for line in lines)
+    assert any("finished" in line and "9/" in line for line in lines)
+    assert [progress.may_pass for progress in jobs(tmp_path)] == [False, False]
+
+
 @pytest.mark.slow
 def test_a_job_that_starts_later_uses_the_planned_settings(tmp_path):
     plan(tmp_path / "sweep", *SHORT[:1], *SHORT[2:-2], "algo=ppo", "seed=0,1")
@@ -367,6 +391,32 @@ def test_keys_that_are_no_texts_stay_as_they_are_in_jobs(tmp_path, monkeypatch):
     (job,) = Sweep.read(tmp_path / "sweep").jobs.values()
     assert repr(job.config["env"]["kwargs"]) == "{'table': {1: 'a', 2.5: 'b'}}"
     assert Work.parse(str(Work(job, "sweep", [], True))).job == job
+
+
+@pytest.mark.slow
+def test_a_received_sweep_writes_elsewhere_only_if_that_is_typed_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folders = [f"{tmp_path}/memory/{name}" for name in "ab"]
+    words = [
+        "algo=dqn",
+        "buffer=mmap",
+        "buffer.size=99",
+        f"buffer.folder={','.join(folders)}",
+        "algo.learning_starts=8",
+    ]
+    plan(tmp_path / "sweep", *words, *(word for word in SHORT if "n_steps" not in word))
+    again = [f"buffer.folder={folder}" for folder in folders]
+    for missing, typed in ((again[0], []), (again[1], again[:1])):
+        with pytest.raises(UsageError, match=f"sweep/sweep.jsonl writes its replay memory .* add {missing}$"):
+            resume(Path("sweep"), typed, False)
+    with pytest.raises(UsageError, match=r"buffer\.folder=x must be as in a job of the sweep, whose jobs cannot"):
+        resume(Path("sweep"), [*again, "buffer.folder=x"], False)
+    assert not (tmp_path / "memory").exists()
+    status(Path("sweep"), False)
+    assert f"resume with: rlox sweep resume sweep {' '.join(again)}" in " ".join(capsys.readouterr().out.split())
+    rlox(tmp_path, "sweep", "resume", "sweep", *again)
+    assert [job.state for job in jobs(tmp_path)] == ["finished"] * 2
+    assert all(any(Path(folder).iterdir()) for folder in folders)
 
 
 def test_a_ledger_without_its_jobs_is_an_error(tmp_path, monkeypatch):

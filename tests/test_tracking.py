@@ -1,6 +1,7 @@
 """The record and its mirrors, against real stores: MLflow on SQLite, W&B offline, event files, CSV tables."""
 
 import csv
+import errno
 import json
 import math
 import os
@@ -35,7 +36,7 @@ from rlox.tracking import (
 )
 from rlox.tracking import store as stores
 from rlox.tracking.record import FILE, LOCK
-from rlox.tracking.writer import Job, Logger
+from rlox.tracking.writer import Job, Logger, drain
 
 needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason='pip install "rlox-cli[tensorboard]"')
 needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason='pip install "rlox-cli[mlflow]"')
@@ -869,14 +870,55 @@ def test_folders_that_are_no_runs(tmp_path):
 def test_unknown_logger_and_relative_database(tmp_path):
     run = make_run(tmp_path, "run", {"comet": {}})
     Record(run).close()
-    with pytest.raises(ValueError, match="one of csv, mlflow, tensorboard, wandb, got 'comet'"):
+    with pytest.warns(RuntimeWarning, match="comet is not filled: .* one of csv, mlflow, .*, wandb, got 'comet'"):
         start_mirrors(run)
     run = make_run(
         tmp_path, "other", {"mlflow": mlflow_settings(tmp_path, tracking_uri="sqlite:///x.db"), "wandb": None}
     )
     Record(run).close()
-    with pytest.raises(ValueError, match="absolute path"):
+    with pytest.warns(RuntimeWarning, match="absolute path"):
         start_mirrors(run)
+
+
+def test_a_mirror_that_cannot_be_started_is_an_error_of_its_own(tmp_path):
+    (tmp_path / "mlflow.db.rlox").write_text("where the store's folder should be")
+    run = make_run(tmp_path, "run", {"mlflow": mlflow_settings(tmp_path), "comet": {}, "csv": {}})
+    with Record(run) as record:
+        with pytest.warns(RuntimeWarning, match="is not filled: ") as warned:
+            assert start_mirrors(run) == ["comet", "csv", "mlflow"]
+        assert [str(one.message).partition(" ")[0] for one in warned] == ["comet", "mlflow"]
+        write(record, range(5))
+        record.end(4, "finished")
+    for reports in (status(run), wait([run], 60)[run], sync(run)):
+        assert {name: reports[name].state for name in ("mlflow", "comet")} == {"mlflow": "failed", "comet": "failed"}
+        assert "mlflow.db.rlox" in reports["mlflow"].error
+        assert f"rlox sync {run}" in reports["mlflow"].error
+        assert "got 'comet'" in reports["comet"].error
+    assert reports["csv"].complete
+    assert len(table(run / "metrics.csv")) == 5
+
+
+def test_a_run_whose_state_cannot_be_written_does_not_block_the_store(tmp_path, monkeypatch, capfd):
+    runs = [make_run(tmp_path, name, {"csv": {}}) for name in ("file", "unreadable", "whole")]
+    store = tmp_path / "store"
+    for run in runs:
+        with Record(run) as record:
+            write(record, range(3))
+            record.end(2, "finished")
+        stores.register(store, run)
+    (runs[0] / "mirrors").write_text("where the folder should be")
+    read_state = stores.read_state
+
+    def read(run, name):
+        if run == runs[1]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read_state(run, name)
+
+    monkeypatch.setattr(stores, "read_state", read)
+    drain("csv", store)
+    assert stores.list_pending_runs(store) == {}
+    assert status(runs[2])["csv"].complete
+    assert "must be a folder, got a file" in capfd.readouterr().err
 
 
 def test_run_without_loggers(tmp_path):

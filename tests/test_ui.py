@@ -9,12 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import forked
 import pytest
+
+from rlox_cli.report.ui import _answers, _page
 
 pytestmark = pytest.mark.slow
 
@@ -129,3 +133,28 @@ def test_a_server_that_cannot_start_is_an_error(logged, port):
     assert done.returncode == 1
     assert "rlox ui: mlflow server ended with exit code 2" in done.stderr
     assert "Ctrl-C" not in done.stderr
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """MLflow's server, with one experiment."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"experiments": [{"experiment_id": "7"}]}')
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_proxy_is_not_asked_for_this_machine(monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert _answers(url)
+        assert "#/experiments/7/runs?" in _page(url)
+        server.shutdown()

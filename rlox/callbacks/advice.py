@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlox.callbacks.base import Callback
+from rlox.callbacks.base import Callback, _count, _number
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,11 @@ class AdviceCallback(Callback):
         return {"told": self.given, "streaks": self._streaks, "entropy_start": self._entropy_start, "grad_norms": norms}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.given, self._streaks = list(state["told"]), dict(state["streaks"])
-        self._entropy_start = state["entropy_start"]
-        self._grad_norms.extend(state["grad_norms"])
+        self.given = list(state["told"])
+        self._streaks = {kind: _count(n) for kind, n in state["streaks"].items()}
+        start = state["entropy_start"]
+        self._entropy_start = None if start is None else _number(start)
+        self._grad_norms.extend(map(_number, state["grad_norms"]))
 
     def on_training_start(self, *, algorithm=None, **info: Any) -> None:
         if self.plan and hasattr(algorithm, "config"):

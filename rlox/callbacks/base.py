@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial, partialmethod
 from itertools import pairwise
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from rlox.checkpoint import Checkpoint, save_checkpoint, versions
+from rlox.checkpoint import Checkpoint, is_count, one_line, save_checkpoint, versions
 from rlox.checkpoint.counters import Counters
 from rlox.config import shown
 from rlox.envs import env_name
@@ -189,7 +190,7 @@ class CallbackList(Callback):
                 state = self._saved.pop(name)
                 try:
                     callback.set_state(state)
-                except (AttributeError, LookupError, TypeError, ValueError) as e:
+                except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as e:
                     raise ValueError(f"{name}: its state in the checkpoint does not fit: {e!r}") from e
 
     def listens(self, hook: str) -> bool:
@@ -486,5 +487,19 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _number(best: float | None) -> float:
-    return -math.inf if best is None else best
+def _number(value: Any) -> float:
+    """Return a number of a saved state. Raises ValueError if it is none, and OverflowError if it is too large."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ValueError(f"{one_line(value, 40)!r} is no number")
+    return float(value)
+
+
+def _score(saved: Any) -> float:
+    """Return a saved score, which is None (null) before the first."""
+    return -math.inf if saved is None else _number(saved)
+
+
+def _count(value: Any) -> int:
+    if not is_count(value):
+        raise ValueError(f"{one_line(value, 40)!r} is no count")
+    return value

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlox.callbacks.base import Callback, _algorithm, _finite, _HandWritten, _number
+from rlox.callbacks.base import Callback, _algorithm, _finite, _HandWritten, _score
 from rlox.callbacks.evaluation import EvalCallback
 from rlox.checkpoint import read_header, run_files
 
@@ -98,7 +98,7 @@ class CheckpointCallback(Callback):
         return {"best": _finite(self.best)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.best = _number(state["best"])
+        self.best = _score(state["best"])
 
     def on_training_start(self, *, algorithm=None, **info: Any) -> None:
         self._saved_at = time.monotonic()

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.callbacks.base import Callback, _algorithm, _finite, _HandWritten, _number
-from rlox.checkpoint import is_count, one_line
+from rlox.callbacks.base import Callback, _algorithm, _count, _finite, _HandWritten, _score
 from rlox.config import MOST_AT_ONCE, integer
 from rlox.envs import is_vectorised
 from rlox.evaluation.episodes import Evaluation, warn_of_cut
@@ -55,12 +54,6 @@ def warn_without_evaluations(callback: Callback, algorithm: Any) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-def _count(value: Any) -> int:
-    if not is_count(value):
-        raise ValueError(f"{one_line(value, 40)!r} is no count")
-    return value
 
 
 def _evaluation(saved: dict[str, Any]) -> Evaluation:
@@ -185,7 +178,7 @@ class EvalCallback(Callback):
         return {"best": _finite(self.best), "waited": self.waited, "evaluations": played}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.best, self.waited = _number(state["best"]), _count(state["waited"])
+        self.best, self.waited = _score(state["best"]), _count(state["waited"])
         self.evaluations = [(_count(e["step"]), _evaluation(e)) for e in state["evaluations"]]
 
     def on_training_start(self, *, algorithm=None, **info: Any) -> bool:

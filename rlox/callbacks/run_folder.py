@@ -92,17 +92,22 @@ class RunFolder:
             self.path, versions=versions(algorithm.device), resume_step=step or None, changed=changed or None
         )
         with record:
-            run_files.replace_text(self.path, "config.yaml", yaml.safe_dump(plain, sort_keys=False))
-            for path in (self.path / "checkpoints").rglob(".*.partial"):
-                path.unlink(missing_ok=True)  # a killed process has not finished writing it
-            self._attach(algorithm, record, plain)
-            tracking.start_mirrors(self.path)
+            begun = False
             try:
+                run_files.replace_text(self.path, "config.yaml", yaml.safe_dump(plain, sort_keys=False))
+                for path in (self.path / "checkpoints").rglob(".*.partial"):
+                    path.unlink(missing_ok=True)  # a killed process has not finished writing it
+                self._attach(algorithm, record, plain)
+                tracking.start_mirrors(self.path)
+                begun = True
                 yield
             except Exception as e:
                 # On a full disk this fails too; the first error is the one to report.
                 with suppress(OSError):
-                    record.end(algorithm.counters.steps, "failed", f"{type(e).__name__}: {one_line(e, 1000)}")
+                    if begun or record.segment:
+                        record.end(algorithm.counters.steps, "failed", f"{type(e).__name__}: {one_line(e, 1000)}")
+                    else:
+                        (self.path / FILE).unlink()  # nothing was trained: the folder can be used again
                 raise
             reasons = [getattr(callback, "stopped", None) for callback in algorithm.callbacks.callbacks]
             early = next((reason for reason in reasons if isinstance(reason, str)), "a callback ended the training")

@@ -6,7 +6,7 @@ import math
 import time
 from typing import Any
 
-from rlox.callbacks.base import Callback, _algorithm, _finite, _number
+from rlox.callbacks.base import Callback, _algorithm, _count, _finite, _score
 from rlox.callbacks.evaluation import EvalCallback
 
 
@@ -47,7 +47,7 @@ class EarlyStoppingCallback(Callback):
         return {"best": _finite(self.best), "waited": self.waited}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.best, self.waited = _number(state["best"]), state["waited"]
+        self.best, self.waited = _score(state["best"]), _count(state["waited"])
 
     def on_training_start(self, *, algorithm=None, **info: Any) -> None:
         self.stopped = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlox.callbacks.base import Callback
+from rlox.callbacks.base import Callback, _count
 from rlox.callbacks.evaluation import step_limit, warn_without_evaluations
 from rlox.evaluation.video import VideoWriter, render_fps
 
@@ -45,6 +45,12 @@ class VideoCallback(Callback):
         self._evaluations = 0
         # Raise now for an unknown kind or a missing package, not hours later.
         VideoWriter(self.folder / f"step.{kind}", fps or 30)
+
+    def state(self) -> dict[str, Any]:
+        return {"evaluations": self._evaluations}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._evaluations = _count(state["evaluations"])
 
     def on_training_start(self, *, algorithm: Any = None, **info: Any) -> None:
         warn_without_evaluations(self, algorithm)

@@ -33,6 +33,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -163,7 +164,8 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint, **header: A
     except OSError:
         return  # a system that opens no folders, so that the rename cannot be made durable
     try:
-        os.fsync(handle)
+        with suppress(OSError):  # of a file system that cannot do that to folders, such as a shared one of VirtualBox
+            os.fsync(handle)
     finally:
         os.close(handle)
 

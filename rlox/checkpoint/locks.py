@@ -6,6 +6,7 @@ read can be probed. Where it does not exist (Windows), with the package filelock
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _PROBE_S = 0.05  # longest time that another probe holds a lock of filelock
+_MISSING = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system without locks
 
 
 class Lock(Protocol):
@@ -64,7 +66,7 @@ def take_lock(folder: str | os.PathLike, name: str, patience: float = 0.25) -> L
     ValueError
         If a part of the file's path is a link or no folder, or it is no regular file.
     OSError
-        If it cannot be opened.
+        If it cannot be opened, or its file system has no locks.
     """
     if fcntl is None:
         return _take_with_library(folder, name, patience)
@@ -76,14 +78,22 @@ def take_lock(folder: str | os.PathLike, name: str, patience: float = 0.25) -> L
                 os.close(descriptor)
                 return None
             time.sleep(0.02)
-    except BaseException:
+    except BaseException as e:
         os.close(descriptor)
+        if isinstance(e, OSError) and e.errno in _MISSING:
+            raise OSError(
+                e.errno,
+                f"the file system must have locks, got {os.strerror(e.errno)!r}; mount it with them (Lustre: -o flock; "
+                "NFS: with the lock service), or choose a folder on another",
+                str(Path(folder, name)),
+            ) from None
         raise
     return _Flock(descriptor)
 
 
 def is_locked(folder: str | os.PathLike, name: str) -> bool:
-    """Return whether a living process holds the lock on a file below `folder`."""
+    """Return whether a living process holds the lock on a file below `folder`; False if its file system has no locks,
+    where `take_lock` gives none."""
     if fcntl is None:
         if not run_files.is_file(folder, name):
             return False
@@ -97,6 +107,10 @@ def is_locked(folder: str | os.PathLike, name: str) -> bool:
         return False
     try:
         return not _flock(descriptor, fcntl.LOCK_SH)  # shared: two probes do not see each other
+    except OSError as e:
+        if e.errno not in _MISSING:
+            raise
+        return False
     finally:
         os.close(descriptor)
 

@@ -116,9 +116,7 @@ class HeldNoise:
         self._noise, self._left = state["noise"].copy(), state["left"].copy()
 
 
-def restore_noise(
-    noise: ActionNoise | HeldNoise | None, saved: dict[str, np.ndarray] | None, continues: bool
-) -> None:
+def restore_noise(noise: ActionNoise | HeldNoise | None, saved: dict[str, np.ndarray] | None, continues: bool) -> None:
     """Give `noise` a `saved` state, unless it is that of the other kind.
 
     If the episodes do not continue, only `HeldNoise` does.

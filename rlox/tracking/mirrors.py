@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from rlox.processes.interpreter import python_command
 from rlox.tracking import store as stores
 from rlox.tracking.loggers import logger_class
 from rlox.tracking.record import FILE, Ledger, Record, durable_rows, is_alive, read_rows
+from rlox.tracking.writer import explain
 
 __all__ = [
     "Record",
@@ -59,12 +62,20 @@ def _loggers(run: Path) -> Mapping[str, Mapping[str, Any]]:
     return {name: settings for name, settings in loggers.items() if settings is not None}
 
 
-def _stores(run: Path) -> dict[str, Path]:
-    folders = {name: logger_class(name).store(s, run) for name, s in _loggers(run).items()}
-    for store in folders.values():
-        if store.is_relative_to(run):
-            stores.inside(run, str(store.relative_to(run) / "pending"))
-    return folders
+def _store(run: Path, name: str, settings: Mapping[str, Any]) -> Path:
+    """Return the folder of a logger's store. An exception may also be one of the package that provides the logger."""
+    store: Path = logger_class(name).store(settings, run)
+    if store.is_relative_to(run):
+        stores.inside(run, str(store.relative_to(run) / "pending"))
+    return store
+
+
+def _note(run: Path, name: str, error: Exception) -> str:
+    """Store why a mirror could not be started, if that can be written, and return it."""
+    text = explain(error, run)
+    with suppress(OSError, ValueError):
+        stores.write_error(run, name, text)
+    return text
 
 
 def _run_folder(run: str | Path) -> Path:
@@ -98,7 +109,8 @@ def _spawn(run: Path, name: str, store: Path) -> subprocess.Popen[bytes]:
 def start_mirrors(run: str | Path) -> list[str]:
     """Mirror the run in the background to every logger of its ``config.yaml``.
 
-    Call it after the run's `Record` was opened; it takes milliseconds and imports no tracker.
+    Call it after the run's `Record` was opened; it takes milliseconds and imports no tracker. If a mirror cannot be
+    started, as with a store that cannot be written, this is a warning and the error of its `Report`.
 
     Returns
     -------
@@ -106,14 +118,18 @@ def start_mirrors(run: str | Path) -> list[str]:
         The loggers' names.
     """
     run = _run_folder(run)
-    targets = _stores(run)
-    for name, store in targets.items():
-        run_files.make_folder(run, stores.MIRRORS)
-        stores.register(store, run)
-        # A running writer checks for registrations once more after it has released the store.
-        if not stores.is_busy(store):
-            _spawn(run, name, store)
-    return list(targets)
+    loggers = _loggers(run)
+    for name, settings in loggers.items():
+        try:
+            store = _store(run, name, settings)
+            run_files.make_folder(run, stores.MIRRORS)
+            stores.register(store, run)
+            # A running writer checks for registrations once more after it has released the store.
+            if not stores.is_busy(store):
+                _spawn(run, name, store)
+        except Exception as e:  # training never waits for a tracker
+            warnings.warn(f"{name} is not filled: {_note(run, name, e)}", RuntimeWarning, stacklevel=2)
+    return list(loggers)
 
 
 def _report(run: Path, name: str, waiting: bool = False) -> Report:
@@ -205,14 +221,19 @@ def sync(run: str | Path, progress: Progress | None = None, wait_lock: bool = Tr
     except ValueError:
         target = ledger.seen  # a corrupt record: the writer mirrors what it can and reports it
     reports = {}
-    for name, store in _stores(run).items():
+    for name, settings in _loggers(run).items():
         if (report := _report(run, name)).complete:
             reports[name] = report
             continue
-        busy = stores.is_busy(store)
-        run_files.make_folder(run, stores.MIRRORS)
-        stores.register(store, run)
-        _spawn(run, name, store)
+        try:
+            store = _store(run, name, settings)
+            busy = stores.is_busy(store)
+            run_files.make_folder(run, stores.MIRRORS)
+            stores.register(store, run)
+            _spawn(run, name, store)
+        except Exception as e:  # it does not keep the others from being filled
+            reports[name] = replace(report, state="failed", error=_note(run, name, e))
+            continue
         if busy and not wait_lock:
             reports[name] = _report(run, name, waiting=True)
             continue
@@ -236,9 +257,15 @@ def wait(runs: Iterable[str | Path], timeout: float, progress: Progress | None =
     progress so far, and the writers continue.
     """
     followers = []
+    reports: dict[Path, dict[str, Report]] = {}
     for folder in dict.fromkeys(_run_folder(run) for run in runs):
-        followers += [_Follower(folder, n, s, progress) for n, s in _stores(folder).items()]
-    reports: dict[Path, dict[str, Report]] = {f.run: {} for f in followers}
+        for name, settings in _loggers(folder).items():
+            found = reports.setdefault(folder, {})
+            try:
+                followers.append(_Follower(folder, name, _store(folder, name, settings), progress))
+            except Exception as e:
+                known = _report(folder, name)
+                found[name] = known if known.complete else replace(known, state="failed", error=explain(e, folder))
     deadline = time.monotonic() + timeout
     while followers:
         late = time.monotonic() >= deadline

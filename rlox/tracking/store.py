@@ -78,6 +78,13 @@ def write_state(run: Path, name: str, state: State) -> None:
         file.write(f"{json.dumps(asdict(state), indent=2)}\n".encode())
 
 
+def write_error(run: Path, name: str, text: str) -> None:
+    """Store in the mirror's state why the last attempt failed."""
+    state = read_state(run, name)
+    state.error = text
+    write_state(run, name, state)
+
+
 def inside(run: Path, name: str) -> Path:
     """Return the path of `name` below the run folder.
 

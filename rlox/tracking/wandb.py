@@ -19,8 +19,9 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
+from rlox.config.base import shown
+from rlox.config.servers import ADDRESS, host_and_port
 from rlox.tracking import store as stores
 
 if TYPE_CHECKING:
@@ -34,30 +35,40 @@ _BEGUN = "wandb.begun"  # name of the state with which the newest offline file w
 def has_login() -> bool:
     """Return whether W&B would find an API key or a token for its server, without a network or a question.
 
-    It looks where W&B does: in the environment, and in the netrc file.
+    It looks where W&B does: in the environment, and in the netrc file. Raises a ValueError as `base_url`.
     """
+    host, _ = host_and_port(base_url()) or ("", 0)
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     files = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
-    host = urlsplit(base_url()).hostname or ""
     for file in files:
         try:
             if (entry := netrc.netrc(os.path.expanduser(file)).hosts.get(host)) is not None and entry[2]:
                 return True
-        except (OSError, netrc.NetrcParseError):
+        except (OSError, UnicodeError, netrc.NetrcParseError):
             continue
     return False
 
 
 def base_url() -> str:
-    """Return the address of the server that W&B uses: from the environment, a settings file, or its own."""
-    if address := os.environ.get("WANDB_BASE_URL"):
-        return address
-    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or os.path.expanduser("~/.config/wandb"))
-    settings = configparser.ConfigParser(interpolation=None)
-    with contextlib.suppress(configparser.Error, OSError, UnicodeError):
-        settings.read([folder / "settings", Path("wandb", "settings")])
-    return settings.get("default", "base_url", fallback="https://api.wandb.ai")
+    """Return the address of the server that W&B uses: from the environment, a settings file, or its own.
+
+    Raises
+    ------
+    ValueError
+        If it is no address.
+    """
+    name, address = "WANDB_BASE_URL", os.environ.get("WANDB_BASE_URL")
+    if not address:
+        folder = Path(os.environ.get("WANDB_CONFIG_DIR") or os.path.expanduser("~/.config/wandb"))
+        settings = configparser.ConfigParser(interpolation=None)
+        with contextlib.suppress(configparser.Error, OSError, UnicodeError):
+            settings.read([folder / "settings", Path("wandb", "settings")])
+        name = f"base_url in {folder / 'settings'} or wandb/settings"
+        address = settings.get("default", "base_url", fallback="") or "https://api.wandb.ai"
+    if host_and_port(address) is None:
+        raise ValueError(f"{name} must {ADDRESS}, got {shown(address)}")
+    return address
 
 
 class WandbMirror:
@@ -150,7 +161,7 @@ class WandbRun:
 
     def upload(self, kind: str, path: Path) -> None:
         if kind == "completions":
-            table = json.loads(path.read_text())
+            table = json.loads(path.read_text("utf-8"))
             self._run.log({"completions": self._wandb.Table(columns=table["columns"], data=table["data"])})
             return
         if kind == "predictions":

@@ -34,6 +34,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -224,7 +225,8 @@ _UNREACHABLE = (
 
 def _log_exception() -> None:
     """Print the traceback to standard error, a file in the run folder, without the passwords of addresses."""
-    print(masked(traceback.format_exc()), end="", file=sys.stderr, flush=True)
+    with suppress(OSError):  # on a full disk, writing to the log may still succeed
+        print(masked(traceback.format_exc()), end="", file=sys.stderr, flush=True)
 
 
 def explain(error: Exception, run: Path) -> str:
@@ -259,7 +261,10 @@ def drain(name: str, store: Path) -> None:
             except Exception as e:  # one broken run must not stop the others
                 _log_exception()
                 jobs.pop(run, None)
-                _note(run, name, e)
+                try:
+                    stores.write_error(run, name, explain(e, run))
+                except Exception:
+                    _log_exception()  # a full disk, or a run whose state cannot be read
             if outcome == "done":
                 jobs.pop(run, None)
                 for entry in entries:
@@ -267,15 +272,6 @@ def drain(name: str, store: Path) -> None:
             more |= outcome != "idle"
         if not more:
             time.sleep(POLL)
-
-
-def _note(run: Path, name: str, error: Exception) -> None:
-    state = stores.read_state(run, name)
-    state.error = explain(error, run)
-    try:
-        stores.write_state(run, name, state)
-    except OSError:
-        _log_exception()  # for example a full disk; writing to the log may still succeed
 
 
 def main(name: str, folder: str) -> None:

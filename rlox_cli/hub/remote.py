@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rlox.checkpoint import one_line
+from rlox.checkpoint import locks, one_line
 from rlox.config.packages import import_package
 from rlox.config.servers import unreachable_hub
 from rlox_cli.hub.contents import CARD, read_manifest, verify
@@ -79,10 +79,15 @@ def download(name: str, revision: str | None) -> tuple[Path, dict[str, Any], boo
     ImportError, UsageError, ValueError, OSError
         If the client is not installed, the hub refuses or cannot be reached, or the repository is not what
         `rlox push` writes.
+    RuntimeError
+        If another process pulls the same run.
     """
     hub = _client("rlox pull")
-    _require_reachable()
     folder = folder_of(name)
+    if _partial(folder).with_suffix(".old").exists():
+        with _alone(folder):  # which puts it back
+            pass
+    _require_reachable()
     with _explained(hub, name, "read"):
         commit = hub.HfApi().model_info(name, revision=revision).sha
     if _origin(folder).get("commit") == commit:
@@ -92,10 +97,7 @@ def download(name: str, revision: str | None) -> tuple[Path, dict[str, Any], boo
             return folder, manifest, False
         except (ValueError, OSError):
             pass  # a file was changed or deleted here: pull it again
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with _alone(folder) as partial:
         _fetch(hub, name, commit, MANIFEST, partial)
         manifest = read_manifest(partial)
         for file in (*manifest["files"], CARD):
@@ -105,8 +107,6 @@ def download(name: str, revision: str | None) -> tuple[Path, dict[str, Any], boo
         origin = {"name": name, "commit": commit, "endpoint": hub.constants.ENDPOINT}
         (partial / ORIGIN).write_text(json.dumps(origin) + "\n", encoding="utf-8")
         _replace(folder, partial)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return folder, manifest, True
 
 
@@ -121,10 +121,48 @@ def _fetch(hub: Any, name: str, commit: str, file: str, folder: Path) -> None:
             raise UsageError(f"{name} is {what}; rlox pull reads what rlox push has written") from None
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder next to `folder`, for this process alone, and remove it at the end.
+
+    First repair what a process that was killed has left: the run that it was about to replace is put back.
+
+    Raises
+    ------
+    RuntimeError
+        If another process pulls a run into `folder`.
+    """
+    new = _partial(folder)
+    old = new.with_suffix(".old")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock_name = f".{folder.name}.lock"
+    lock = locks.take_lock(folder.parent, lock_name)
+    if lock is None:
+        holder = locks.describe_holder(folder.parent, lock_name)
+        raise RuntimeError(f"{folder} is being pulled by {holder}; wait for it")
+    try:
+        lock.write(f"{os.getpid()}\n")
+        if old.exists() and not os.path.lexists(folder):
+            os.replace(old, folder)
+        for left in (old, new):
+            shutil.rmtree(left, ignore_errors=True)
+        new.mkdir()
+        try:
+            yield new
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    finally:
+        lock.release()
+
+
+def _partial(folder: Path) -> Path:
+    """Return the folder for files that are not complete yet."""
+    return folder.with_name(f".{folder.name}.partial")
+
+
 def _replace(folder: Path, new: Path) -> None:
     """Put the folder `new` in the place of `folder`."""
-    old = new.with_name(f"{new.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
+    old = new.with_suffix(".old")
     if os.path.lexists(folder):
         os.replace(folder, old)
     os.replace(new, folder)

@@ -27,6 +27,7 @@ from rlox.tracking.record import FILE as RECORD
 from rlox.tracking.record import is_alive, read_rows
 from rlox.tracking.store import inside
 from rlox_cli.records.folders import require_new
+from rlox_cli.terminal.account import paragraph
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
@@ -95,8 +96,9 @@ class Progress:
                 self._end = end
         except FileNotFoundError:
             pass
-        except (ValueError, NotADirectoryError) as e:  # damaged: it cannot be resumed before somebody has looked at it
-            message = str(e) if isinstance(e, ValueError) else f"{shown(self.folder)} must be a folder"
+        except (ValueError, OSError) as e:  # it cannot be resumed before somebody has looked at it
+            is_file = isinstance(e, NotADirectoryError)
+            message = f"{shown(self.folder)} must be a folder" if is_file else paragraph(e)
             self.state, self.message, self.may_pass = "failed", message, False
             return self
         self.state = "waiting" if self.attempts == 0 else self._status or ("running" if alive else "killed")

@@ -27,6 +27,7 @@ from rlox_cli.terminal.errors import Stopped, UsageError
 _ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _POLL_S = 0.2
 _GRACE_S = 5.0  # for the server's processes to end by themselves
+_HERE = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot reach a server of this machine
 
 
 def default_store() -> Path:
@@ -112,7 +113,7 @@ def _require_free(host: str, port: int) -> None:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2):
+        with _HERE.open(f"{url}/health", timeout=2):
             return True
     except OSError:
         return False
@@ -125,7 +126,7 @@ def _page(url: str) -> str:
     """
     query = urllib.parse.urlencode({"max_results": 10})
     try:
-        with urllib.request.urlopen(f"{url}/api/2.0/mlflow/experiments/search?{query}", timeout=30) as answer:
+        with _HERE.open(f"{url}/api/2.0/mlflow/experiments/search?{query}", timeout=30) as answer:
             known = json.load(answer).get("experiments", [])
     except (OSError, ValueError):
         known = []

@@ -10,14 +10,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from rlox import tracking
+from rlox.checkpoint.checks import visible
 from rlox.config import MlflowConfig, RunConfig
 from rlox.config.base import masked
 from rlox.config.sqlite import is_sqlite, sqlite_file
 from rlox.tracking.store import MIRRORS, read_config
 from rlox.tracking.wandb import has_login
 from rlox_cli.records.folders import find_runs
+from rlox_cli.terminal.account import paragraph
 from rlox_cli.terminal.console import TextConsole, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
@@ -55,17 +58,32 @@ def hand_over_password(mlflow: MlflowConfig) -> None:
 
 
 def sync(runs: list[Path]) -> None:
-    """Mirror each run. Raise a RuntimeError at the end if any run could not be mirrored."""
+    """Mirror each run. Print a line for a run that cannot be read.
+
+    Raises
+    ------
+    ValueError
+        At once if a path is no run folder, or there are no runs.
+    RuntimeError
+        At the end if any run could not be mirrored.
+    """
     console = TextConsole()
     runs = runs or find_runs(Path("outputs"))
     if not runs:
         raise ValueError("no runs under outputs/; name run folders, or train one")
-    failed = 0
     for run in runs:
         if not os.path.lexists(run / "metrics.jsonl"):
             raise ValueError(f"{run} must be a run folder with metrics.jsonl")
-        with console.status(f"syncing {shown(run)}"):
-            reports = tracking.sync(run)
+    failed = left_out = 0
+    for run in runs:
+        try:
+            with console.status(Text(visible(f"syncing {shown(run)}"))):
+                reports = tracking.sync(run)
+        except (ValueError, LookupError, TypeError, OSError) as e:
+            # A damaged run does not keep the others from being synced.
+            print_text(f"rlox sync: {shown(run)} is left out: {paragraph(e)}", stderr=True)
+            left_out += 1
+            continue
         if not reports:
             console.print(f"{shown(run)}: no tracker configured")
         for name, report in reports.items():
@@ -76,6 +94,8 @@ def sync(runs: list[Path]) -> None:
             failed += report.error is not None
     if failed:
         raise RuntimeError(f"{failed} mirror{'s' if failed > 1 else ''} could not be brought up to date; see above")
+    if left_out:
+        raise RuntimeError(f"{left_out} run{'s' if left_out > 1 else ''} could not be synced; see above")
 
 
 def finish_mirrors(folders: list[Path], console: Console) -> None:
@@ -100,7 +120,7 @@ def finish_mirrors(folders: list[Path], console: Console) -> None:
                 console.print(f"  {name:<12} {url}")
                 if name == "wandb" and report.url.startswith("/"):
                     console.print(f"  {'upload':<12} wandb sync {url}")
-    recorded = [folder for folder, mirrors in reports.items() if "mlflow" in mirrors]
+    recorded = [folder for folder, mirrors in reports.items() if "mlflow" in mirrors and not mirrors["mlflow"].error]
     try:
         usual = MlflowConfig().in_effect
     except ValueError:  # MLFLOW_TRACKING_URI changed since the run began: `rlox ui` alone would refuse it

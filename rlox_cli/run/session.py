@@ -19,7 +19,15 @@ from rich.console import Console
 
 from rlox import tracking
 from rlox.algorithms import entry_of, resolve
-from rlox.callbacks import AdviceCallback, Callback, CheckpointCallback, EvalCallback, TimeLimitCallback, TimingCallback
+from rlox.callbacks import (
+    AdviceCallback,
+    Callback,
+    CallbackList,
+    CheckpointCallback,
+    EvalCallback,
+    TimeLimitCallback,
+    TimingCallback,
+)
 from rlox.callbacks.loggers import RecordLogger
 from rlox.callbacks.run_folder import best_score
 from rlox.checkpoint import read_header, run_files, trained_for, versions
@@ -141,7 +149,7 @@ def run(
         if (record.stat().st_size if record.exists() else 0) != before:
             raise RuntimeError(f"{shown(folder)} was taken by another process in the meantime; try again")
 
-    return Session(algorithm, config, algo, folder, console, verify, stop_flag, more).run()
+    return Session(algorithm, config, algo, folder, console, verify, stop_flag, more, again=again).run()
 
 
 def resume(
@@ -245,6 +253,8 @@ class Session:
         As for `run`.
     changed : mapping, optional
         What was typed to resume the run; None for a new run.
+    again : bool
+        As for `run`.
     """
 
     def __init__(
@@ -258,9 +268,10 @@ class Session:
         stop_flag: Path | None = None,
         more: Sequence[Stopper] = (),
         changed: Mapping[str, Any] | None = None,
+        again: bool = False,
     ) -> None:
         self.algorithm, self.config, self.folder, self.console = algorithm, config, folder, console
-        self.changed, self.more, self._verify = changed, more, verify
+        self.changed, self.more, self._verify, self._again = changed, more, verify, again
         self.family = family_of(config.algo, config.env.id)
         self.label = f"{config.preset or algo} {config.env.id} seed {config.seed}"
         self.start, self.unit = algorithm.counters.steps, algorithm.counters.unit
@@ -296,33 +307,27 @@ class Session:
             best_before = -math.inf
             if self.changed is not None:
                 best_before = best_score(self.folder)
+                # A state that does not fit is an error before the record has changed.
+                kept = [EvalCallback(), AdviceCallback(), CheckpointCallback(self.folder)]
+                CallbackList(kept).set_state(self.algorithm.callbacks.state())
                 replan(self.algorithm, self.config, self.console, self.changed)
             for warning in training_warnings(self.algorithm, self.config, self.folder):
                 self._print(f"warning: {warning}")
+            if getattr(self.algorithm, "collector", None) is not None:
+                self.algorithm.collector.notify = self._print
+            record = Record(
+                self.folder,
+                versions=known,
+                resume_step=None if self.changed is None else self.start,
+                changed=self.changed,
+                verify=self._verify,
+            )
         except BaseException:
             self._numerics.close()
             self.algorithm.close()
             raise
-        if getattr(self.algorithm, "collector", None) is not None:
-            self.algorithm.collector.notify = self._print
-        resumed_at = None if self.changed is None else self.start
-        record = Record(
-            self.folder,
-            versions=known,
-            resume_step=resumed_at,
-            changed=self.changed,
-            verify=self._verify,
-        )
-        self._make_callbacks(record, best_before)
         with self._numerics, self.stop.signals, record:
-            run_files.replace_text(self.folder, "config.yaml", yaml.safe_dump(self._plain, sort_keys=False))
-            for path in (self.folder / "checkpoints").rglob(".*.partial"):
-                path.unlink(missing_ok=True)  # a killed process has not finished writing it
-            if any(settings is not None for settings in self._plain["logger"].values()):
-                tracking.start_mirrors(self.folder)
-            started = time.perf_counter()
-            self._train(record)
-            seconds = time.perf_counter() - started
+            seconds = self._train(record, best_before)
             early = next(filter(None, (callback.stopped for callback in (self.evaluations, *self.more))), None)
             if self.time_limit is not None and self.time_limit.reached:
                 early = f"max_time={self.config.max_time} was reached"
@@ -370,15 +375,24 @@ class Session:
         )
         self.checkpoints.best = max(self.checkpoints.best, best_before)
 
-    def _train(self, record: Record) -> None:
-        """Train and close the algorithm. Record how it failed, if it does."""
-        closed = False
+    def _train(self, record: Record, best_before: float) -> float:
+        """Train and close the algorithm; return how many seconds it took. Record how it failed, if it does."""
+        begun = closed = False
         try:
+            self._make_callbacks(record, best_before)
+            run_files.replace_text(self.folder, "config.yaml", yaml.safe_dump(self._plain, sort_keys=False))
+            for path in (self.folder / "checkpoints").rglob(".*.partial"):
+                path.unlink(missing_ok=True)  # a killed process has not finished writing it
+            if any(settings is not None for settings in self._plain["logger"].values()):
+                tracking.start_mirrors(self.folder)
+            started = time.perf_counter()
             with no_exit("code outside rlox"), self.progress:
+                begun = True
                 self._learn()
                 closed = True
                 self.evaluations.close()
                 self.algorithm.close()
+            return time.perf_counter() - started
         except StopAtOnce as e:
             # Without an end in its record, the run counts as killed: it can be resumed from its last checkpoint.
             self._print(self._stopped_at_once(e))
@@ -388,7 +402,12 @@ class Session:
             kept, steps = keep_traceback(e, self.folder), self.algorithm.counters.steps
             # On a full disk this fails too; the first error is the one to report.
             with suppress(OSError):
-                record.end(steps, "failed", summary(e), may_pass(e), kept)
+                if begun or record.segment or self._again:
+                    record.end(steps, "failed", summary(e), may_pass(e), kept)
+                else:
+                    (self.folder / FILE).unlink()  # nothing was trained: the folder can be used again
+            if not begun:
+                raise
             failure = failure_of(e)
             # An error about the files of the replay memory, which are read last, is one about the input.
             failure.running = steps > self.start or not isinstance(e, ValueError)
@@ -398,8 +417,11 @@ class Session:
             raise
         finally:
             if not closed:
-                with suppress(Exception, SystemExit):  # the first error is the one to report
-                    self.evaluations.close()
+                # The first error is the one to report. Without callbacks, there is nothing else to close.
+                with suppress(Exception, SystemExit):
+                    if begun:
+                        self.evaluations.close()
+                with suppress(Exception, SystemExit):
                     self.algorithm.close()
 
     def _report(self, seconds: float, early: str | None) -> Outcome:
