@@ -164,6 +164,13 @@ def test_no_kernel_file_is_too_long_to_read():
     assert {path.name: n for path, n in lines.items() if n > MOST_LINES} == {}
 
 
+def test_files_of_rlox_are_read_as_utf8():
+    """Otherwise the encoding would be that of the system. The files of Linux below /proc and /sys are ASCII."""
+    of_linux = {"evaluator.py", "child.py", "header.py", "limits.py"}
+    found = [path for path in MODULES.values() if ".read_text()" in path.read_text("utf-8")]
+    assert {path.name for path in found} <= of_linux, found
+
+
 @pytest.mark.slow
 def test_only_the_command_line_imports_its_dependencies():
     for module, path in MODULES.items():

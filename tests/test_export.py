@@ -485,3 +485,16 @@ def test_the_command_prints_json_and_explains_errors(run_folder, command, monkey
         assert code == 2
         assert message in error
         assert "Traceback" not in error
+
+
+def test_the_default_path_follows_no_link_of_the_run(run_folder, command, tmp_path):
+    shutil.copytree(run_folder / "run", "run", ignore=shutil.ignore_patterns("export"))
+    Path("elsewhere").mkdir()
+    Path("run/export").symlink_to(tmp_path / "elsewhere")
+    os.symlink("run", "link")
+    for words in (["run"], ["link"], ["run/checkpoints/last.safetensors"]):
+        code, _, error = command("export", *words, "--to", "c", "--observations", "0")
+        assert (code, "export must be a folder, got a symbolic link; links inside a run folder" in error) == (2, True)
+    code, _, error = command("export", "run", "--observations", "0", "--out", "run/export/a.c")  # typed
+    assert not code, error
+    assert [path.suffix for path in sorted(Path("elsewhere").iterdir())] == [".c", ".h"]

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.text import Text
 from safetensors.numpy import save
 
@@ -31,8 +32,10 @@ from rlox.tracking import read_rows
 from rlox.tracking.record import Record
 from rlox.tracking.store import inside, read_config
 from rlox.tracking.writer import Job
+from rlox_cli.families import received
 from rlox_cli.report.lists import list_things
 from rlox_cli.terminal.console import TextConsole, make_table, print_table
+from rlox_cli.terminal.errors import UsageError
 
 
 def flat_of(checkpoint):
@@ -511,6 +514,72 @@ def test_a_config_of_a_run_is_read_unchanged(tmp_path):
     config = {"algo": {"_target_": "os.system", "lr": 3e-4}, "x": [1, None, True, "é $x {y}"], "logger": {"csv": None}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     assert read_config(tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    ("url", "remote"),
+    [
+        *(
+            (f"http://{host}/x", False)
+            for host in ("127.0.0.1", "127.9.9.9:80", "localhost:8000", "[::1]:9", "LOCALHOST")
+        ),
+        *((f"https://{host}/x", True) for host in ("evil", "10.0.0.1", "localhost.evil", "127.0.0.1.evil", "[::2]")),
+        *(
+            (url, True)
+            for url in ("http://", "http://127.0.0.1@evil/", "http://[", "http://evil#@127.0.0.1", "http://1")
+        ),
+        *((name, False) for name in ("my_rewards:short", "outputs/run", "", None, 3, ["http://evil"])),
+    ],
+)
+def test_only_loopback_addresses_are_this_machine(url, remote):
+    assert received.is_remote(url) == remote
+
+
+RECEIVED = {
+    "reward": {"reward": "https://evil/x"},
+    "reward-list": {"reward": ["a:b", "https://evil/x?a=1&b='"]},
+    "sampler": {"sampler": "vllm", "sampler_url": "http://evil:8000"},
+    "sampler-folder": {"sampler_folder": "/elsewhere/a b"},
+    "buffer": {"buffer": {"name": "mmap", "folder": "/elsewhere"}},
+    "above": {"buffer": {"folder": "run/../elsewhere"}},
+    "nul": {"buffer": {"folder": "run/\0"}},
+    "film": {
+        "env": {"wrappers": ["TimeLimit", {"RecordVideo": {"video_folder": "../it's", "fps": 3, "x": [None, True]}}]}
+    },
+    "film-path": {"env": {"wrappers": ["gymnasium.wrappers:RecordVideo"]}},
+    "ray": {"algo": {"actors": "ray"}, "ray": {"address": "evil:6379", "runtime_env": {}}},
+    "ray-env": {"algo": {"actors": "ray"}, "ray": {"runtime_env": {"pip": ["evil"]}}},
+}
+
+
+@pytest.mark.parametrize("case", RECEIVED)
+def test_what_a_received_run_sends_and_writes_elsewhere_must_be_typed_again(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ((key, value, _),) = received.find_doubtful(RECEIVED[case], tmp_path / "run")
+    with pytest.raises(
+        UsageError, match=r"^run/config\.yaml .* which happens only if you type it again; if you trust it"
+    ):
+        received.require_again(RECEIVED[case], tmp_path / "run", tmp_path / "run/config.yaml")
+    received.require_again(RECEIVED[case], tmp_path, tmp_path, lambda *setting: setting == (key, value))
+    if case != "nul":  # which nobody can type
+        again = OverridesParser.create().parse_override(received.to_word(key, value))
+        assert (again.key_or_group, again.value()) == (key, value)
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        *({}, {"reward": None, "buffer": None, "env": {"wrappers": []}, "ray": {}}, {"reward": "http://[::1]:80"}),
+        {"sampler": None, "sampler_url": "http://evil"},  # is an error anyway
+        {"buffer": {"folder": "run/memory"}, "sampler_folder": "run"},
+        {"algo": {"actors": "threads"}, "ray": {"address": "evil:6379"}},
+        {"algo": {"actors": "ray"}, "ray": {"address": "auto", "runtime_env": {}}},
+        {"algo": [], "reward": {"x": 1}, "buffer": {"folder": 3}, "env": {"wrappers": [3, None, {}, ["RecordVideo"]]}},
+    ],
+)
+def test_other_settings_of_a_received_run_count_as_they_are(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert list(received.find_doubtful(saved, tmp_path / "run")) == []
 
 
 class Session:

@@ -407,12 +407,31 @@ def test_the_same_in_the_library(tmp_path):
             ["resume=run", "total_timesteps=5000"],
             "total_timesteps must be at least that of .*, 10,240, got 5,000",
         ),
+        (
+            ["resume=run", "logger.csv.file=x.csv"],
+            "logger.csv.file=x.csv: the logger csv is not chosen; add logger=csv",
+        ),
+        (["resume=run", "logger.csv={file: x.csv}"], "the logger csv is not chosen; add logger=csv"),
+        (["resume=run", "logger.wandb.tags.x=1"], "the logger wandb is not chosen; add logger=wandb"),
+        (["resume=run", "buffer.size=100"], "buffer.size needs a replay memory; on-policy algorithms have none"),
+        (["resume=run", "dataset.source=x.arrow"], "dataset.source must be left out: dataset is null"),
+        (["resume=run", "reward_weights.x=1"], "reward_weights.x must be left out: reward_weights is null"),
     ],
 )
 def test_settings_that_cannot_change_on_resume(finished, monkeypatch, arguments, says):
     monkeypatch.chdir(finished)
     with pytest.raises(UsageError, match=says):
         main(arguments)
+
+
+def test_keys_of_a_section_may_be_typed_before_the_section(finished, monkeypatch, capsys):
+    monkeypatch.chdir(finished)
+    for words in (["logger.csv.file=x.csv", "logger=csv"], ["logger=csv", "logger.csv.file=x.csv"]):
+        main(["resume=run", *words, "+reference.mean_return=475", "--cfg", "job"])
+        config = yaml.safe_load(capsys.readouterr().out)
+        assert (config["logger"]["csv"], config["reference"]) == ({"file": "x.csv"}, {"mean_return": 475})
+    main(["resume=run", "--cfg", "job"])
+    assert yaml.safe_load(capsys.readouterr().out)["reference"] is None
 
 
 def test_an_error_is_one_paragraph(finished):
@@ -471,6 +490,21 @@ def test_runs_with_damaged_or_missing_files(mine):
     assert "has no last.safetensors, so there is nothing to resume; the best checkpoint is there" in call()
     best.unlink()
     assert "nothing to resume; start a new run" in call()
+
+
+def test_what_a_command_has_typed_itself_need_not_be_typed_again(mine):
+    config = mine / "run/config.yaml"
+    plain = yaml.safe_load(config.read_text())
+    plain["sampler_folder"] = str(mine)
+    config.write_text(yaml.safe_dump(plain))
+    words = (str(mine / "run"), [], ["total_timesteps=20_000"], [], TextConsole())
+    with pytest.raises(UsageError, match=f"to a folder that is not the run's, .* add sampler_folder={mine}"):
+        prepare(*words)
+    with pytest.raises(UsageError, match="writes weights to a folder that is not the run's"):
+        prepare(*words, again=[("sampler_folder", "/other")])
+    for more in ({"trusted": True}, {"again": [("sampler_folder", str(mine))]}):
+        with pytest.raises(UsageError, match="sampler_folder must be null with algo=ppo"):  # the next check
+            prepare(*words, **more)
 
 
 def test_one_process_at_a_time(tmp_path):

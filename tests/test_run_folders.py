@@ -11,7 +11,7 @@ import pytest
 import yaml
 from safetensors.numpy import save
 
-from rlox.checkpoint import load_checkpoint, run_files
+from rlox.checkpoint import load_checkpoint, run_files, save_checkpoint
 from rlox.checkpoint.file import _digest
 from rlox.tracking.record import Record
 
@@ -173,6 +173,118 @@ def test_a_best_checkpoint_without_its_evaluation_is_an_error(evaluation, root):
     flat = {f"{name}/{key}": x for name, arrays in checkpoint.tensors.items() for key, x in arrays.items()}
     path.write_bytes(save(flat, {"rlox": text, "sha256": _digest(text, flat)}))
     refused(["train", "resume=runs/ppo", RESUME], root, "best.safetensors must hold the evaluation")
+
+
+@pytest.mark.parametrize(
+    ("callback", "key", "value"),
+    [
+        ("CheckpointCallback", "best", "x"),
+        ("EvalCallback", "best", [1]),
+        ("AdviceCallback", "streaks", {"approx_kl": "x"}),
+        ("AdviceCallback", "grad_norms", ["x"]),
+    ],
+)
+def test_a_state_of_a_callback_that_does_not_fit_changes_no_record(callback, key, value, root):
+    path, record = root / "runs/ppo/checkpoints/last.safetensors", root / "runs/ppo/metrics.jsonl"
+    checkpoint, before = load_checkpoint(path), record.read_bytes()
+    checkpoint.header["callbacks"][callback][key] = value
+    save_checkpoint(path, checkpoint)
+    refused(["train", "resume=runs/ppo", RESUME], root, f"{callback}: its state in the checkpoint does not fit")
+    assert record.read_bytes() == before
+
+
+def test_a_resume_writes_elsewhere_only_if_that_is_typed_again(root):
+    outside, run = root / "outside/folder", root / "runs/mmap"
+    shutil.copytree(run, root / "runs/other")
+    edit_yaml(root / "runs/other/config.yaml", lambda plain: plain["buffer"].update(folder=str(root / "runs/other/x")))
+    done = forked.run("train", "resume=runs/other", RESUME, cwd=root)  # a folder inside
+    assert done.returncode == 0, done.stderr
+    edit_yaml(run / "config.yaml", lambda plain: plain["buffer"].update(folder=str(outside)))
+    words = ["train", "resume=runs/mmap", RESUME]
+    rule = "runs/mmap/config.yaml writes its replay memory to a folder that is not the run's, which happens only if"
+    refused(words, root, rule, f"if you trust it, add buffer.folder={outside}")
+    refused([*words, "--check"], root, rule)
+    # A link inside leads out, and a path may be written in another way.
+    (run / "inside").symlink_to(outside)
+    for name in ("inside", "checkpoints/../../../outside"):
+        edit_yaml(run / "config.yaml", lambda plain, name=name: plain["buffer"].update(folder=str(run / name)))
+        refused(words, root, rule)
+    (run / "inside").unlink()
+    edit_yaml(run / "config.yaml", lambda plain: plain["buffer"].update(folder=str(outside)))
+    done = forked.run(*words, f"buffer.folder={outside}", cwd=root)
+    assert done.returncode == 0, done.stderr
+
+
+def test_films_of_a_received_run_are_written_only_if_they_are_typed_again(root):
+    wrappers = [{"RecordVideo": {"video_folder": str(root / "outside/films")}}]
+    path = root / "runs/ppo/checkpoints/last.safetensors"
+    checkpoint = load_checkpoint(path)
+    checkpoint.header["env"]["wrappers"] = checkpoint.header["run"]["env"]["wrappers"] = wrappers
+    save_checkpoint(path, checkpoint)
+    edit_yaml(root / "runs/ppo/config.yaml", lambda plain: plain["env"].update(wrappers=wrappers))
+    words = ["train", "resume=runs/ppo", RESUME]
+    again = f"env.wrappers=[{{RecordVideo:{{video_folder:{root}/outside/films}}}}]"
+    rule = "runs/ppo/config.yaml writes films with the wrapper RecordVideo, which happens only if you type it again"
+    refused(words, root, rule, f"if you trust it, add '{again}'")
+    refused([*words, "--import", "json"], root, rule)
+    refused(["eval", path], root, "the wrapper RecordVideo of")
+    assert rule not in forked.run(*words, again, "--check", cwd=root).stderr
+
+
+def test_a_resume_may_choose_another_tracker(root):
+    """The logger is what should be looked at first in a folder of somebody else."""
+    received = {"mlflow": {"tracking_uri": "http://127.0.0.1:9"}, "csv": {"file": "other.csv"}}
+    edit_yaml(root / "runs/ppo/config.yaml", lambda plain: plain.update(logger=received))
+    done = forked.run("train", "resume=runs/ppo", RESUME, "logger=none", cwd=root)
+    assert done.returncode == 0, done.stderr
+    assert not (root / "runs/ppo/mirrors").exists()
+    assert not (root / "runs/ppo/other.csv").exists()
+
+
+def test_a_training_that_cannot_begin_leaves_a_folder_that_can_be_used(root):
+    words = ["train", *damaged_folders.PPO, "output_dir=new"]
+    left = root / "new/checkpoints/.last.safetensors.1.partial"
+    left.mkdir(parents=True)  # which should be a file
+    done = forked.run(*words, cwd=root)
+    assert done.returncode == 1
+    assert ".last.safetensors.1.partial" in done.stderr
+    assert not (root / "new/metrics.jsonl").exists()
+    left.rmdir()
+    assert forked.run(*words, cwd=root).returncode == 0
+    # A run that goes on keeps its record, with the failure.
+    left.mkdir()
+    done = forked.run("train", "resume=new", RESUME, cwd=root)
+    assert done.returncode == 1
+    assert [json.loads(line) for line in (root / "new/metrics.jsonl").open()][-1]["status"] == "failed"
+    left.rmdir()
+    assert forked.run("train", "resume=new", RESUME, cwd=root).returncode == 0
+
+
+def test_a_store_that_cannot_be_written_does_not_stop_the_training(root):
+    (root / "outputs").mkdir()
+    (root / "outputs/mlflow.db.rlox").write_text("where a folder should be")
+    words = [word for word in damaged_folders.PPO if word != "logger=none"]
+    env = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    done = forked.run("train", *words, "logger=[mlflow,csv]", "output_dir=new", cwd=root, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "warning: mlflow is not filled: " in done.stderr
+    assert (root / "new/metrics.csv").is_file()
+    (root / "outputs/mlflow.db.rlox").unlink()
+    assert forked.run("train", "resume=new", RESUME, "logger=csv", cwd=root, env=env).returncode == 0
+
+
+def test_sync_leaves_a_damaged_run_out(root):
+    odd = "[/red]\x1b[2J"
+    shutil.move(root / "good", root / odd)
+    edit_yaml(root / odd / "config.yaml", lambda plain: plain.update(logger={"csv": {}}))
+    (root / "runs/ppo/config.yaml").write_text("logger: [1")
+    done = forked.run("sync", "runs/ppo", odd, "runs/dqn", cwd=root)
+    assert done.returncode == 1
+    assert "rlox sync: runs/ppo is left out: " in done.stderr
+    assert "1 run could not be synced; see above" in done.stderr
+    assert "[/red]\\x1b[2J: csv complete" in done.stdout
+    assert "runs/dqn: no tracker configured" in done.stdout
+    assert (root / odd / "metrics.csv").is_file()
 
 
 def test_a_run_folder_may_be_reached_through_a_link(root):

@@ -40,17 +40,24 @@ def eval_(
         float | None,
         typer.Option(metavar="REWARD", help="Language models: the least reward of a correct completion; by default 1."),
     ] = None,
+    rewards: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reward", metavar="URL", help="Language models: the address of the run's reward, again. Can be repeated."
+        ),
+    ] = None,
     imports: Imports = None,
 ) -> None:
     """Evaluate a checkpoint. Only the checkpoint file is needed.
 
     Without options, this repeats the evaluation made in training: for `best`, the
     result is exactly the score for which it was saved. If a run used code of your
-    own, it is imported only if you name it again with --import.
+    own, it is imported only if you name it again with --import; completions are
+    sent to another machine only if you name it again with --reward.
     """
     with report_exceptions("eval"):
         from rlox_cli.families.family import Evaluation
         from rlox_cli.run.evaluate import main
 
         words = (episodes, seed, stochastic, json, video, render, tuple(imports or ()), max_steps)
-        main(checkpoint, Evaluation(*words, samples, pass_at, predictions))
+        main(checkpoint, Evaluation(*words, samples, pass_at, predictions, tuple(rewards or ())))

@@ -27,7 +27,8 @@ _MOST_EPISODES = 100_000  # that a file may request by itself
 
 def evaluate(path: Path, header: dict[str, Any], typed: Typed) -> None:
     """Evaluate and print. Missing settings come from the checkpoint, else 20 episodes and seed 10_000 + seed."""
-    for option, value in (("--samples", typed.samples), ("--pass-at", typed.pass_at)):
+    of_language = (("--samples", typed.samples), ("--pass-at", typed.pass_at), ("--reward", typed.rewards or None))
+    for option, value in of_language:
         if value is not None:
             raise ValueError(f"{option} must be left out for {header['algorithm']}, which completes no prompts")
     recorded = _object(header, "evaluation")

@@ -75,6 +75,7 @@ class Evaluation:
     samples: int | None = None
     pass_at: float | None = None
     predictions: Path | None = None
+    rewards: tuple[str, ...] = ()  # addresses to which completions may be sent
 
 
 class Family(ABC):

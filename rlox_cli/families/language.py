@@ -25,6 +25,7 @@ from rlox_cli.families.environment import few_evaluations, spell
 from rlox_cli.families.evaluation import print_reproduction
 from rlox_cli.families.family import NO_SAMPLER, Estimate, Evaluation, Examination, Family, Start
 from rlox_cli.families.imports import import_modules, is_function, load_function
+from rlox_cli.families.received import is_url, require_rewards
 from rlox_cli.records.checkpoints import best_of
 from rlox_cli.records.runs import plain
 from rlox_cli.terminal.console import PlainTable, TextConsole, make_table, print_table, print_text
@@ -93,7 +94,7 @@ class Language(Family):
                 load_function(name, run.imports)
         _check_sampler(run, algo, samples)
         for name in run.rewards:
-            if not (is_function(name) or _is_url(name) or Path(name).exists()):
+            if not (is_function(name) or is_url(name) or Path(name).exists()):
                 raise ValueError(f"reward={name} must be module:FUNCTION, a URL, or an existing run of a reward model")
         for key, name in (("dataset", run.dataset.source), ("eval.dataset", run.eval.dataset)):
             if name is not None and not is_function(name):
@@ -223,6 +224,7 @@ class Language(Family):
             if value:
                 raise ValueError(f"{flag} must be left out for a language model, which has no episodes")
         config, pass_at = read_config(), 1.0 if typed.pass_at is None else typed.pass_at
+        require_rewards(config.rewards, typed.rewards, path)
         algorithm = self._load(config, path, _arguments(config, trains=False))
         for flag, given in (("--samples", typed.samples), ("--pass-at", typed.pass_at)):
             if given is not None and not algorithm.rewarded:
@@ -355,7 +357,7 @@ def rewards(config: RunConfig) -> dict[str, Any]:
 
 
 def _reward(name: str, config: RunConfig) -> Any:
-    if _is_url(name):
+    if is_url(name):
         from rlox.llm import RemoteReward
 
         return RemoteReward(name, token=os.environ.get(_TOKEN))
@@ -543,7 +545,3 @@ def pass_rate(right: np.ndarray, n: int, k: int) -> float:
     for i in range(k):
         misses *= np.maximum(n - right - i, 0) / (n - i)
     return float((1.0 - misses).mean())
-
-
-def _is_url(name: str) -> bool:
-    return name.startswith(("http://", "https://"))

@@ -62,7 +62,7 @@ def remove_traces(folder: Path, new: list[Path], found: dict[str, bytes]) -> Non
             shutil.rmtree(folder / ".hydra")
             for path in new:
                 path.rmdir()
-        elif found and json.loads((folder / FILE).read_text().partition("\n")[0])["pid"] != os.getpid():
+        elif found and json.loads((folder / FILE).read_text("utf-8").partition("\n")[0])["pid"] != os.getpid():
             for name, content in found.items():
                 with run_files.replace_file(folder, name) as file:
                     file.write(content)

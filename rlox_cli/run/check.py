@@ -234,7 +234,7 @@ def _tracker_warnings(config: RunConfig) -> Iterator[str]:
         if package and importlib.util.find_spec(package) is None:
             yield f'logger={name} needs a package that is not installed; pip install "rlox-cli[{name}]"'
             continue
-        address = None
+        key, address = "logger.mlflow.tracking_uri", None
         if name == "mlflow":
             uri = config.logger.mlflow.in_effect
             if is_sqlite(uri):
@@ -244,8 +244,8 @@ def _tracker_warnings(config: RunConfig) -> Iterator[str]:
             else:
                 address = uri
         if name == "wandb" and config.logger.wandb.in_effect == "online":
-            address = base_url()
-        if address is not None and not is_reachable(address, _TRACKER_S):
+            key, address = "WANDB_BASE_URL", base_url()
+        if address is not None and not is_reachable(key, address, _TRACKER_S):
             yield (
                 f"logger={name}: {masked(address)} does not answer within {_TRACKER_S:g} s; training does not wait "
                 "for it, and `rlox sync` can send the missing data later"

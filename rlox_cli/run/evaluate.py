@@ -99,7 +99,11 @@ def generate(
         raise UsageError(
             f"{path} must hold a language model, got {header['algorithm']}; use `rlox eval` for its policy"
         )
-    prompts = prompts or [line for line in sys.stdin.read().splitlines() if line]
+    try:
+        prompts = prompts or [line for line in sys.stdin.read().splitlines() if line]
+        "".join(prompts).encode()
+    except UnicodeError as e:
+        raise UsageError("PROMPT must be text in UTF-8, got other bytes") from e
     if not prompts:
         raise UsageError("PROMPT must be given, or lines on standard input")
     rows: list[Any] = [_chat(prompt, i) for i, prompt in enumerate(prompts)] if chat else prompts

@@ -26,7 +26,8 @@ _KINDS_OF_C = {"float": "float", "byte": "unsigned char", "bool": "unsigned char
 def main(path: Path, to: str | None, out: Path | None, observations: int, as_json: bool, imports: list[str]) -> None:
     """Write the files, and print what they take and return, and how they compare with the agent."""
     import_modules(imports)
-    if find_pulled(str(path)) is not None:
+    pulled = find_pulled(str(path)) is not None
+    if pulled:
         folder = Path()  # what is pulled stays as it was verified
     elif path.is_dir():
         folder = path
@@ -36,7 +37,10 @@ def main(path: Path, to: str | None, out: Path | None, observations: int, as_jso
     header = read_known_header(path)
     require_acts(path, header)
     if out is None:
-        out = folder / "export" / f"policy{SUFFIXES[to or 'onnx']}"
+        name = f"export/policy{SUFFIXES[to or 'onnx']}"
+        out = folder / name
+        if not pulled:
+            run_files.check(folder, name)  # a folder of somebody else may have a link there
     if to is None and out.suffix not in SUFFIXES.values():
         raise UsageError(f"--out must end in {', '.join(SUFFIXES.values())} if --to is left out, got {out}")
     out = output_path("--out", out)

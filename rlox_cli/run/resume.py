@@ -29,7 +29,8 @@ from rlox_cli.config.explain import explain
 from rlox_cli.config.overrides import refuse_blanks
 from rlox_cli.config.saved import add_types, algorithm_name, check_saved
 from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, register, to_run_config
-from rlox_cli.families.family import family_of
+from rlox_cli.families.family import OFF_POLICY_ONLY, family_of
+from rlox_cli.families.received import require_again
 from rlox_cli.records.folders import resume_command
 from rlox_cli.records.runs import plain
 from rlox_cli.run.session import Outcome, Resumption, Stopper, resume
@@ -54,18 +55,33 @@ def main(
     console: Console,
     stop_flag: Path | None = None,
     more: Sequence[Stopper] = (),
+    trusted: bool = False,
+    again: Sequence[tuple[str, Any]] = (),
 ) -> Outcome | None:
     """Resume a run, as `prepare` finds it. Return None if nothing is left to do."""
-    resumption = prepare(run, flags, overrides, modules, console)
+    resumption = prepare(run, flags, overrides, modules, console, trusted, again)
     return None if resumption is None else resume(resumption, console, stop_flag, more)
 
 
 def prepare(
-    run: str, flags: list[str], overrides: list[str], modules: list[str], console: Console
+    run: str,
+    flags: list[str],
+    overrides: list[str],
+    modules: list[str],
+    console: Console,
+    trusted: bool = False,
+    again: Sequence[tuple[str, Any]] = (),
 ) -> Resumption | None:
     """Read the run in the folder `run`, or of the checkpoint `run`, and apply the typed changes.
 
     Return None if nothing is left to do: the run is finished, or the flags only print.
+
+    Parameters
+    ----------
+    trusted : bool
+        Whether the run's files are of this very command.
+    again : sequence of (str, object)
+        Settings of the run that were typed again, in addition to `overrides`.
 
     Raises
     ------
@@ -79,9 +95,17 @@ def prepare(
     saved = read_config(folder)
     algo = algorithm_name(saved, modules, folder / "config.yaml")
     config = _apply_changes(saved, algo, overrides)
+    now = to_plain(config, algo)
+    if not (only_prints or trusted):
+        typed = {override.lstrip("+").partition("=")[0] for override in overrides}
+
+        def is_typed(key: str, value: Any) -> bool:
+            return key in typed or (key, value) in again
+
+        require_again(now, folder, folder / "config.yaml", is_typed)
     check_saved(config, algo, folder / "config.yaml")
     before = to_plain(to_run_config(add_types(saved, algo)), algo)
-    changed = dict(differences(before, to_plain(config, algo)))
+    changed = dict(differences(before, now))
     for key, (old, new) in changed.items():
         if _is_fixed(key):
             fits = key.removeprefix("algo.") not in (*DEFINES_WEIGHTS, *DEFINES_MEANING)
@@ -147,8 +171,8 @@ def prepare(
             f"{config.algo.learning_starts:,} steps before the first update"
         )
     # A user who types the number of environments, or their modules, has checked what the files request.
-    typed = bool(modules) or any(override.lstrip("+").startswith("env.n_envs=") for override in overrides)
-    return Resumption(config, algo, path, changed, typed)
+    trusted = trusted or bool(modules) or any(word.lstrip("+").startswith("env.n_envs=") for word in overrides)
+    return Resumption(config, algo, path, changed, trusted)
 
 
 def _is_fixed(key: str) -> bool:
@@ -213,11 +237,13 @@ def _best_hint(path: Path) -> str:
 def _apply_changes(saved: dict[str, Any], algo: str, overrides: list[str]) -> RunConfig:
     """Return the run's configuration with the typed changes."""
     cfg = add_types(saved, algo)
+    if cfg.reference is None:  # no key can be added to null
+        cfg.reference = {}
     GlobalHydra.instance().clear()
     with initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="rlox"):
         try:
             parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(overrides)
-            for override in parsed:
+            for override in sorted(parsed, key=lambda item: item.key_or_group != "logger"):  # before their keys
                 _apply(cfg, override, algo)
             return to_run_config(cfg)
         except UsageError:
@@ -246,7 +272,22 @@ def _apply(cfg: DictConfig, override: Override, algo: str) -> None:
         if override.value() not in (was, cfg.preset if key == "algo" else was):
             raise UsageError(f"{line} must stay {key}={was} in a run that is resumed; leave it out, or start a new run")
         return
+    _require_section(cfg, line, key, override.value())
     OmegaConf.update(cfg, key, override.value(), merge=True)
+
+
+def _require_section(cfg: DictConfig, line: str, key: str, value: Any) -> None:
+    """Raise a UsageError if `key` is below a section that is null, to which no key can be added."""
+    parts = key.split(".")
+    n = len(parts) + (isinstance(value, dict) and parts[0] == "logger")
+    above = (".".join(parts[:i]) for i in range(1, n))
+    name = next((name for name in above if OmegaConf.select(cfg, name, default="") is None), None)
+    if name is not None and name.startswith("logger."):
+        logger = name.removeprefix("logger.")
+        raise UsageError(f"{line}: the logger {logger} is not chosen; add logger={logger}")
+    if name is not None:
+        why = f"needs a replay memory; {OFF_POLICY_ONLY}" if name == "buffer" else f"must be left out: {name} is null"
+        raise UsageError(f"{key} {why}")
 
 
 def _describe_end(

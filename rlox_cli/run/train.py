@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from rlox.config import RunConfig, settings
+from rlox.config.base import masked
 from rlox.config.run import DISTRIBUTED
 from rlox.distributed.group import Group
 from rlox.distributed.ranks import is_started_by_torchrun, join
@@ -283,7 +284,7 @@ def _require_ranks(configs: list[RunConfig], multirun: bool, typed: list[str]) -
     if mode is not None and not n:
         raise UsageError(
             f"distributed={mode} must be started with torchrun, or left out (distributed=null); try: torchrun "
-            f"--standalone --nproc-per-node=2 -m rlox train {shlex.join(typed)}"
+            f"--standalone --nproc-per-node=2 -m rlox train {shlex.join(map(masked, typed))}"
         )
     if mode is None and n > 1:
         raise UsageError(
@@ -333,7 +334,7 @@ def train_on_ranks(config: RunConfig, algo: str, make_folder: Callable[[], Path]
         name, again = group.shared_text("folder", lambda: str(make_folder()))
         folder = Path(name)
         if again and group.from_first((folder / "checkpoints" / "last.safetensors").is_file):
-            return _resume_on(group, name, [], [], config.imports, console)
+            return _resume_on(group, name, [], [], config.imports, console, trusted=True)
         outcome = run(config, algo, folder, console, again=again or group.rank > 0)
         group.leave()
     return None if group.rank else outcome
@@ -359,11 +360,17 @@ def resume_on_ranks(
 
 
 def _resume_on(
-    group: Group, name: str, flags: list[str], overrides: list[str], modules: list[str], console: Console
+    group: Group,
+    name: str,
+    flags: list[str],
+    overrides: list[str],
+    modules: list[str],
+    console: Console,
+    trusted: bool = False,
 ) -> Outcome | None:
     from rlox_cli.run.resume import prepare
 
-    resumption = group.from_first(lambda: prepare(name, flags, overrides, modules, console))
+    resumption = group.from_first(lambda: prepare(name, flags, overrides, modules, console, trusted))
     if resumption is not None and resumption.config.distributed is None:
         raise UsageError(
             f"distributed must be ddp or fsdp when torchrun has started {group.size} processes, got null; add "

@@ -6,22 +6,26 @@ import copy
 import json
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 from rich.console import Console
 
 from rlox import __version__
 from rlox.config.run import to_plain
 from rlox_cli.config.compose import Job, compose_launcher
-from rlox_cli.config.overrides import split_args, take_imports
+from rlox_cli.config.overrides import explain_unparsed, split_args, take_imports
 from rlox_cli.config.ranges import is_search
 from rlox_cli.config.saved import configuration
 from rlox_cli.config.schema import SweeperConfig
 from rlox_cli.families.imports import list_needed_modules
+from rlox_cli.families.received import KEYS, find_doubtful, require_again, to_word
 from rlox_cli.records.ledger import FILE, Head, Progress, Sweep, SweepJob, job_id
 from rlox_cli.records.runs import EVALUATION
 from rlox_cli.run.mirrors import finish_mirrors
@@ -84,12 +88,14 @@ def plan_jobs(jobs: list[Job]) -> list[SweepJob]:
 
 
 def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
-    """Resume a sweep; `args` are ``--import`` again, and settings of another launcher."""
+    """Resume a sweep; `args` are what must be typed again, such as ``--import``, and settings of another launcher."""
     if str(folder).startswith("-"):
         raise UsageError(f"DIR must come before {folder}, got {folder} first; type: rlox sweep resume DIR {folder} …")
     console = TextConsole()
     modules, words = take_imports(args)
     flags, typed = split_args(words)
+    again = [_setting(word) for word in typed if _key(word) in KEYS]
+    typed = [word for word in typed if _key(word) not in KEYS]
     for word in [*(flag for flag in flags if flag.startswith("-")), *typed]:
         if not re.match(r"\+*hydra[./]launcher|hydra\.sweeper|(-cd|--config-dir)(=|$)", word):
             raise UsageError(
@@ -97,6 +103,10 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
                 "hydra/launcher=…, hydra.launcher.…=… and hydra.sweeper.…=…"
             )
     sweep = Sweep.read(folder)
+    jobs = [(job.config, sweep.folder / job.folder) for job in sweep.jobs.values()] if again else []
+    for setting in again if jobs else ():
+        if not any(setting == found[:2] for job in jobs for found in find_doubtful(*job)):
+            raise UsageError(f"{to_word(*setting)} must be as in a job of the sweep, whose jobs cannot change")
     sweep.hold()
     try:
         if sweep.head.version != __version__:
@@ -112,7 +122,7 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
                     "--retry-failed must be left out for a search, which has learned from its failed trials; for more "
                     "trials, add hydra.sweeper.n_trials=N"
                 )
-            optuna_search().resume(sweep, master, typed, modules, console)
+            optuna_search().resume(sweep, master, typed, modules, again, console)
             return
         for name, value in sweeper_settings(master).items():
             if any(word.startswith(f"hydra.sweeper.{name}=") for word in typed):
@@ -120,9 +130,13 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
         for key, progress in sweep.scan().items():
             if progress.state != "finished":
                 # As for a new sweep, every job is checked before the first one starts.
-                configuration(copy.deepcopy(sweep.jobs[key].config), modules, sweep.folder / FILE)
+                job = sweep.jobs[key]
+                configuration(copy.deepcopy(job.config), modules, sweep.folder / FILE)
+                require_again(
+                    job.config, sweep.folder / job.folder, sweep.folder / FILE, lambda *setting: setting in again
+                )
         console.print(sweep.summary())
-        _run(sweep, master, modules, console, retry_failed=retry_failed)
+        _run(sweep, master, modules, console, retry_failed=retry_failed, again=again)
     finally:
         sweep.release()
 
@@ -151,6 +165,14 @@ def _key(word: str) -> str:
     return word.lstrip("+").partition("=")[0]
 
 
+def _setting(word: str) -> tuple[str, Any]:
+    """Return the key and the value of a setting of jobs that was typed again."""
+    try:
+        return _key(word), OverridesParser.create().parse_override(word).value()
+    except HydraException as e:
+        raise explain_unparsed(word) from e
+
+
 def _run(
     sweep: Sweep,
     master: DictConfig,
@@ -158,8 +180,9 @@ def _run(
     console: Console,
     trusted: bool = False,
     retry_failed: bool = False,
+    again: Sequence[tuple[str, Any]] = (),
 ) -> None:
-    launch = Launch(sweep, master, modules, trusted, console)
+    launch = Launch(sweep, master, modules, trusted, console, again=again)
     try:
         with launch.installed():
             launch.run(list(sweep.jobs.values()), retry_failed)

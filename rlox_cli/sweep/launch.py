@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from rlox.processes.interpreter import format_warning
 from rlox.tracking.record import FILE as RECORD
 from rlox_cli.config.saved import check_saved, configuration
 from rlox_cli.config.schema import ray_settings
+from rlox_cli.families.received import require_again
 from rlox_cli.records.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJob, ask_to_stop
 from rlox_cli.records.runs import unit_of
 from rlox_cli.run.resume import main as resume
@@ -59,6 +60,7 @@ class Work:
     sweep: str  # the sweep's folder
     modules: list[str]  # modules that were typed, and may be imported
     trusted: bool  # whether all of it was typed now, and does not come from a file
+    again: list[tuple[str, Any]] = field(default_factory=list)  # settings of jobs that were typed again, key and value
 
     def __str__(self) -> str:
         # JSON without a $, so that OmegaConf finds nothing to interpolate.
@@ -141,12 +143,13 @@ def _train(work: Work, folder: Path, stop_flag: Path, console: Console) -> None:
 
         more = [TrialCallback(work.job, Path(work.sweep))]
     if run_files.is_file(folder, RECORD) and run_files.is_file(folder, "checkpoints/last.safetensors"):
-        typed = [f"env.n_envs={work.job.config['env']['n_envs']}"] if work.trusted else []
-        if beside_others and work.job.config["eval"].get("workers", -1) < 0:
-            typed.append("eval.workers=0")
-        resume(str(folder), [], typed, work.modules, console, stop_flag, more)
+        fewer = beside_others and work.job.config["eval"].get("workers", -1) < 0
+        typed = ["eval.workers=0"] if fewer else []
+        resume(str(folder), [], typed, work.modules, console, stop_flag, more, work.trusted, work.again)
         return
     ledger = Path(work.sweep, FILE)
+    if not work.trusted:
+        require_again(work.job.config, folder, ledger, lambda *setting: setting in work.again)
     config, algo = configuration(work.job.config, work.modules, ledger)
     check_saved(config, algo, ledger)
     config = without_eval_workers(config) if beside_others else config
@@ -168,6 +171,8 @@ class Launch:
         Whether the jobs were typed now; False if they come from a file.
     reported : sequence of str
         The states that are printed when a job reaches them.
+    again : sequence of (str, object)
+        Settings of the jobs that were typed again, if they come from a file.
     """
 
     def __init__(
@@ -178,9 +183,10 @@ class Launch:
         trusted: bool,
         console: Console,
         reported: Sequence[str] = STATES,
+        again: Sequence[tuple[str, Any]] = (),
     ):
         self.sweep, self.console = sweep, console
-        self._modules, self._trusted = modules, trusted
+        self._typed = (modules, trusted, [*again])
         self._config = OmegaConf.masked_copy(config, ["hydra"])
         with open_dict(self._config):
             self._config.hydra.sweep.dir = str(sweep.folder)
@@ -283,7 +289,7 @@ class Launch:
 
     def _launch(self, jobs: list[SweepJob]) -> None:
         attempts = {job.id: self.sweep.progress[job.id].attempts for job in jobs}
-        works = [[*job.overrides, str(Work(job, str(self.sweep.folder), self._modules, self._trusted))] for job in jobs]
+        works = [[*job.overrides, str(Work(job, str(self.sweep.folder), *self._typed))] for job in jobs]
         error = None
         self._watch.active = jobs
         try:

@@ -27,6 +27,7 @@ from rlox_cli.config.compose import Job
 from rlox_cli.config.ranges import FILE, Search, optuna_config, read_search
 from rlox_cli.config.saved import configuration
 from rlox_cli.config.schema import run_name
+from rlox_cli.families.received import require_again
 from rlox_cli.records.ledger import FILE as LEDGER
 from rlox_cli.records.ledger import Head, Progress, Sweep, SweepJob, job_id
 from rlox_cli.run.mirrors import finish_mirrors
@@ -213,17 +214,26 @@ def start(
         sweep.release()
 
 
-def resume(sweep: Sweep, master: DictConfig, typed: list[str], modules: list[str], console: Console) -> None:
-    """Resume a search; `master` has the launcher, and the settings that were `typed` again.
+def resume(
+    sweep: Sweep,
+    master: DictConfig,
+    typed: list[str],
+    modules: list[str],
+    again: list[tuple[str, Any]],
+    console: Console,
+) -> None:
+    """Resume a search; `master` has the launcher, and the settings that were `typed` again, `again` those of the runs.
 
     Raises
     ------
     UsageError
-        If a setting cannot change, or modules of the user were not typed.
+        If a setting cannot change, or modules or settings that must be typed again were not.
     """
     search, config = Search.read(sweep.folder)
     # Checked once here: a trial whose runs cannot start would count as failed.
     configuration(copy.deepcopy(config), modules, sweep.folder / FILE)
+    run = sweep.folder / "0"  # stands for the folders of all runs
+    require_again(config, run, sweep.folder / FILE, lambda *setting: setting in again)
     now = optuna_config(master)
     names = [re.split(r"[=.]", word)[2] for word in typed if word.startswith("hydra.sweeper.")]
     if fixed := [name for name in names if name not in _CHANGEABLE]:
@@ -234,7 +244,8 @@ def resume(sweep: Sweep, master: DictConfig, typed: list[str], modules: list[str
     search = replace(search, settings=replace(search.settings, **{name: getattr(now, name) for name in names}))
     search.write(sweep.folder, config)
     sweep.head.retries = search.settings.retries
-    run_to_end(sweep, search, config, Launch(sweep, master, modules, False, console, _PRINTED), console)
+    launch = Launch(sweep, master, modules, False, console, _PRINTED, again)
+    run_to_end(sweep, search, config, launch, console)
 
 
 def print_trials(folder: Path, console: Console) -> bool:

@@ -7,6 +7,7 @@ import shlex
 from rich.console import Console
 
 from rlox_cli.families.imports import import_words
+from rlox_cli.families.received import find_doubtful, to_word
 from rlox_cli.records.ledger import Progress, Sweep, SweepJob
 from rlox_cli.records.runs import unit_of
 from rlox_cli.terminal.console import make_table, print_table
@@ -27,8 +28,10 @@ def resume_hint(job: SweepJob, progress: Progress) -> str:
 
 
 def resume_command(sweep: Sweep) -> str:
-    """Return the command that resumes the sweep, with the modules that must be typed again."""
-    return f"rlox sweep resume {shlex.join([shown(sweep.folder), *import_words(sweep.head.imports)])}"
+    """Return the command that resumes the sweep, with the modules and settings that must be typed again."""
+    jobs = [(job.config, sweep.folder / job.folder) for job in sweep.jobs.values()]
+    again = dict.fromkeys(to_word(key, value) for job in jobs for key, value, _ in find_doubtful(*job))
+    return f"rlox sweep resume {shlex.join([shown(sweep.folder), *import_words(sweep.head.imports), *again])}"
 
 
 def print_jobs(sweep: Sweep, console: Console, most: int | None = None) -> None:

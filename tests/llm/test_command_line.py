@@ -1,5 +1,6 @@
 """``rlox train``, ``eval``, ``generate`` and ``plot`` for language models."""
 
+import io
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from run_results import weights
 
 import rlox.llm.toy
 from rlox.checkpoint import load_checkpoint
+from rlox.llm.rewards.http import RewardHTTPServer
+from rlox_cli.families import received
 
 SMALL = ["logger=none", "eval.n_points=2", "eval.n_episodes=4", "algo.batch_size=4"]
 COPY = [
@@ -112,7 +115,7 @@ def test_chats_are_completed_on_the_command_line(command, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_run_is_trained_evaluated_resumed_and_used_to_generate(command, tmp_path):
+def test_a_run_is_trained_evaluated_resumed_and_used_to_generate(command, tmp_path, monkeypatch):
     _, out, err = command("train", *COPY, "total_timesteps=6", "hydra.run.dir=run")
     assert "grpo copy_rows seed 0: 6 updates" in err + out
     rows = record("run")
@@ -141,9 +144,48 @@ def test_a_run_is_trained_evaluated_resumed_and_used_to_generate(command, tmp_pa
     assert (first["prompt"], second["prompt"], len(first["completions"])) == ("3=", "4=", 2)
     _, again, _ = command("generate", "run", "4=", "--json", "--temperature", "0")
     assert len(json.loads(again)["completions"]) == 1
+    for words, given in ((["generate", "run"], b"3=\n\xff=\n"), (["generate", "run", "3=", "\udcff"], b"")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), "utf-8"))
+        code, _, err = command(*words)
+        assert (code, err) == (2, "rlox generate: PROMPT must be text in UTF-8, got other bytes\n")
 
     command("plot", "run", "--out", "curves.png")
     assert Path("curves.png").stat().st_size > 20_000
+
+
+@pytest.mark.slow
+def test_completions_are_sent_only_to_addresses_that_were_typed(command, tmp_path, monkeypatch):
+    """The files of a run do not decide where completions and a token go; this machine needs no typing."""
+    asked = []
+
+    class Counts:
+        def score_batch(self, prompts, completions):
+            asked.append(len(prompts))
+            return [float(len(completion)) for completion in completions]
+
+    with RewardHTTPServer(Counts(), token="secret") as server:
+        monkeypatch.setenv("RLOX_REWARD_TOKEN", "secret")
+        made = [word for word in COPY if not word.startswith("reward=")]
+        done(command, "train", *made, f"reward={server.url}", "total_timesteps=2", "hydra.run.dir=run")
+        assert "reproduced exactly" in done(command, "eval", "run")
+        monkeypatch.setattr(received, "is_remote", received.is_url)  # as if the server were another machine
+        asked.clear()
+        more = ["train", "resume=run", "total_timesteps=3"]
+        for words, says in (
+            (["eval", "run"], f"happens only if you name it; if you trust it, add --reward {server.url}"),
+            (["eval", "run", "--reward", "http://x"], "--reward must be an address that run/checkpoints/best.safe"),
+            (more, "run/config.yaml sends completions to another machine, which happens only if you type it again; if"),
+            ([*more, "reward=http://x"], f"reward must stay {server.url} in a run that is resumed, got http://x"),
+            (["eval", "run", "--pass-at", "2"], f"add --reward {server.url}"),
+        ):
+            code, _, err = command(*words)
+            assert (code, says in " ".join(err.split())) == (2, True), err
+        done(command, "train", "resume=run", "--cfg", "job")
+        done(command, "generate", "run", "3=")
+        assert not asked
+        assert "reproduced exactly" in done(command, "eval", "run", "--reward", server.url)
+        done(command, *more, f"reward={server.url}")
+        assert asked
 
 
 @pytest.mark.slow
