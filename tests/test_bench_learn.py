@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from rlox.checkpoint import locks
 from rlox.tracking import durable_rows
+from rlox.tracking.record import LOCK
 from rlox_cli.bench import fingerprint
 from rlox_cli.bench.curves import align_curves
 from rlox_cli.bench.judge import (
@@ -29,7 +31,7 @@ from rlox_cli.bench.judge import (
 )
 from rlox_cli.bench.learn import compose_cells
 from rlox_cli.bench.sb3 import read_curves, settings_of, train_curves
-from rlox_cli.bench.seeds import Run, changes, settings
+from rlox_cli.bench.seeds import Run, changes, settings, train
 from rlox_cli.config.compose import compose_jobs
 from rlox_cli.report.statistics import Interval
 from rlox_cli.terminal.errors import UsageError
@@ -172,9 +174,56 @@ def test_a_run_that_was_killed_before_it_saved_anything_starts_over(before, tmp_
     made, killed = before[0] / "runs" / "ppo-CartPole-v1-s100", tmp_path / "ppo-CartPole-v1-s100"
     killed.mkdir()
     (killed / "metrics.jsonl").write_text((made / "metrics.jsonl").read_text().partition("\n")[0] + "\n")
+    (killed / "notes.txt").touch()
     done = learn(*SHORT, "~reference", "--seeds", 1, "--runs", tmp_path, "--score-only", "--json")
     assert done.returncode == 0, done.stderr
-    assert numbers(killed) == numbers(made)
+    assert {row["segment"] for row in numbers(killed)} == {1}
+    assert [{**row, "segment": 0} for row in numbers(killed)] == numbers(made)
+    assert (killed / "notes.txt").exists()
+
+
+def test_a_run_that_another_command_has_begun_meanwhile_is_left_alone(tmp_path):
+    (job,) = compose_cells(
+        ["algo=ppo", "env=CartPole-v1", "total_timesteps=256", "eval.n_episodes=1", "tuned=off"]
+    ).values()
+    other, taken = tmp_path / "1", []
+
+    def begin(seed, run):
+        other.mkdir()
+        taken.append(locks.take_lock(other, LOCK))
+        (other / "metrics.jsonl").touch()
+
+    with pytest.raises(
+        UsageError, match="1 is being trained by another process; wait for it, or choose another --runs"
+    ):
+        train(job.config, job.algo, [0, 1], lambda seed: tmp_path / str(seed), 1, begin)
+    assert sorted(path.name for path in other.iterdir()) == ["metrics.jsonl", LOCK]
+    taken[0].release()
+    runs, diverged = train(job.config, job.algo, [0, 1], lambda seed: tmp_path / str(seed), 1, lambda seed, run: None)
+    assert ([*runs], diverged) == ([0, 1], {})
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    other = tmp_path / "ppo-CartPole-v1-s100"
+    other.mkdir()
+    (other / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
+    done = learn(*SHORT, "~reference", "--seeds", 1, "--runs", tmp_path)
+    assert done.returncode == 2
+    assert "ppo-CartPole-v1-s100 must hold a run, or be new: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.read_text() for path in other.iterdir()] == ['{"step": 1, "loss": 0.5}\n']
+
+
+def test_the_result_has_no_password(tmp_path):
+    uri = "logger.mlflow.tracking_uri=http://me:s3cret@127.0.0.1:9"
+    words = ("logger=mlflow", uri, "total_timesteps=256", "eval.n_episodes=1", "tuned=off", "--seeds", 1)
+    env = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_TRACKING_URI": ""}
+    done = learn(*words, "--runs", "runs", "--out", "out", "--json", cwd=tmp_path, **env)
+    assert done.returncode == 0, done.stderr
+    assert "logger.mlflow.tracking_uri='\"'\"'http://me:***@127.0.0.1:9" in json.loads(done.stdout)["command"]
+    assert "s3cret" not in done.stdout + done.stderr
+    assert "s3cret" not in (tmp_path / "out/learn.json").read_text()
+    assert "***" in (tmp_path / "runs/ppo-CartPole-v1-s100/config.yaml").read_text()
 
 
 def test_a_killed_process_is_explained(tmp_path):

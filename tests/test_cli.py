@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,11 +26,14 @@ import typer
 import yaml
 
 from rlox.checkpoint import load_checkpoint
+from rlox.config.base import masked
+from rlox.config.run import to_plain
 from rlox.envs.gym_make import register_atari
 from rlox_cli.config.compose import compose_jobs
-from rlox_cli.config.overrides import split_args
+from rlox_cli.config.overrides import split_args, without_password
 from rlox_cli.config.schema import with_env
 from rlox_cli.main import app
+from rlox_cli.terminal.errors import UsageError
 
 SMALL = ["total_timesteps=1500", "eval.n_episodes=3", "eval.n_points=3"]
 
@@ -749,6 +753,129 @@ def test_the_password_of_a_tracker_is_used_and_not_stored(tmp_path):
     files = [path for path in tmp_path.rglob("*") if path.is_file() and "own" not in path.parts]
     assert not [path for path in files if b"s3cret" in path.read_bytes()]
     assert address.format("***") in (tmp_path / "run/config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("address", "hidden"),
+    [
+        ("http://me:pw@h:5000", "http://me:***@h:5000"),
+        ("http://me:p@ss@h", "http://me:***@h"),
+        ("http://me@example.org:pw@h/x@y", "http://me@example.org:***@h/x@y"),
+        ("https://T0KEN@h:5000/x@y", "https://***@h:5000/x@y"),
+        ("https://T0KEN:@h", "https://***@h"),
+        ("http://me:a/b#c@h", "http://me:***@h"),
+        ("http://h:5000/x@y", "http://h:5000/x@y"),
+        ("http://[::1]:5000/x@y", "http://[::1]:5000/x@y"),
+        ("sqlite:///me@h/x.db", "sqlite:///me@h/x.db"),
+        ("http://h:80 refuses me@example.org", "http://h:80 refuses me@example.org"),
+        ("['http://a:b@h', 'https://c@h']", "['http://a:***@h', 'https://***@h']"),
+    ],
+)
+def test_passwords_and_tokens_in_addresses_are_masked(address, hidden):
+    assert masked(address) == hidden == masked(hidden)
+
+
+@pytest.mark.parametrize(
+    ("typed", "uri", "hidden"),
+    [
+        (r"{key}=http://me:pw@h", "http://me:pw@h", "{key}='http://me:***@h'"),
+        (r"++{key}='https://pw@h'", "https://pw@h", "++{key}='https://***@h'"),
+        (r"""{key}="http://me:a,pw'b@h" """, "http://me:a,pw'b@h", "{key}='http://me:***@h'"),
+        (r"""{key}="http://me:pw\"b@h" """, 'http://me:pw"b@h', "{key}='http://me:***@h'"),
+        (r"{key}=http://me:a=pw,b@h", "http://me:a=pw,b@h", "{key}='http://me:***@h'"),
+        (r"{key}=http://me:${{oc.env:PW}}@h", "http://me:pw@h", "{key}='http://me:***@h'"),
+        (
+            r"""logger.mlflow={{tracking_uri:"http://me:pw@h",experiment:x}}""",
+            "http://me:pw@h",
+            """logger.mlflow={{tracking_uri:"http://me:***@h",experiment:x}}""",
+        ),
+        (r"{key}=sqlite:///a.db,http://me:pw@h", "http://me:pw@h", "{key}=sqlite:///a.db,http://me:***@h"),
+        (
+            r"""hydra.sweeper.params.{key}="'http://me:pw@h'" """,
+            "http://me:pw@h",
+            "hydra.sweeper.params.{key}='http://me:***@h'",
+        ),
+        (r"{key}=http://h:5000/x@y", "", "{key}=http://h:5000/x@y"),
+        (
+            r"logger.mlflow={{tracking_uri:http://h:5000,experiment:me@x}}",
+            "",
+            "logger.mlflow={{tracking_uri:http://h:5000,experiment:me@x}}",
+        ),
+    ],
+)
+def test_a_password_is_taken_out_of_every_form_in_which_it_is_typed(typed, uri, hidden, monkeypatch):
+    monkeypatch.setenv("PW", "pw")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    key = "logger.mlflow.tracking_uri"
+    assert split_args([typed.strip().format(key=key)]) == ([], [hidden.format(key=key)])
+    assert os.environ["MLFLOW_TRACKING_URI"] == uri
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("logger.mlflow.tracking_uri=http://me:s3@h,http://me:cret@h", "must name one server with a password, got 2"),
+        (
+            "logger.mlflow.tracking_uri=http://me:s3cret@${env.id}",
+            "must refer to nothing that is unknown before the run",
+        ),
+        (r"logger.mlflow={tracking_uri:http\://me\:s3cret@h}", "must have an address without backslashes"),
+    ],
+)
+def test_a_password_that_cannot_be_taken_out_is_refused(typed, message, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    with pytest.raises(UsageError, match=message) as caught:
+        without_password(typed)
+    assert "cret" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_no_file_of_a_run_has_a_password_in_whatever_form_it_is_typed(tmp_path):
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none/mlflow.py").write_text("raise ImportError")  # a tracker that fails at once
+    env = {"PYTHONPATH": str(tmp_path / "none"), "MLFLOW_TRACKING_URI": ""}
+    small = ["logger=mlflow", "total_timesteps=512", "eval.n_episodes=1", "eval.n_points=1", "tuned=off"]
+    comma = 'logger.mlflow.tracking_uri="http://me:s3cret,and\'more@127.0.0.1:9"'
+    section = 'logger.mlflow={tracking_uri:"https://s3cret@127.0.0.1:9"}'
+    (tmp_path / "own/experiment").mkdir(parents=True)
+    text = (
+        "# @package _global_\nhydra:\n  sweeper:\n    params:\n      logger.mlflow.tracking_uri: http://me:s3cret@h\n"
+    )
+    (tmp_path / "own/experiment/mine.yaml").write_text(text)
+    for words in (
+        ["output_dir=comma", comma],
+        ["output_dir=section", section],
+        ["-m", "output_dir=sweep", "seed=0,1", section],
+        ["-m", "output_dir=params", "-cd", "own", "experiment=mine"],
+    ):
+        done = rlox("train", *small, *words, cwd=tmp_path, **env)
+        assert "s3cret" not in done.stdout + done.stderr
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and "own" not in path.parts]
+    assert {".hydra", "mirrors"} <= {path.parent.name for path in files}
+    assert not [path for path in files if b"s3cret" in path.read_bytes()]
+    assert "http://me:***@127.0.0.1:9" in (tmp_path / "comma/.hydra/overrides.yaml").read_text()
+    assert "https://***@127.0.0.1:9" in (tmp_path / "sweep/sweep.jsonl").read_text()
+    again = rlox("train", "resume=section", "total_timesteps=4096", cwd=tmp_path, check=False, **env)
+    assert (again.returncode, "tracking_uri must be given again" in again.stderr) == (2, True), again.stderr
+    rlox("train", "resume=section", "total_timesteps=4096", section, cwd=tmp_path, **env)
+    uri = {"MLFLOW_TRACKING_URI": "https://s3cret@127.0.0.1:9"}
+    rlox("train", "resume=section", "total_timesteps=6144", cwd=tmp_path, **{**env, **uri})
+
+
+def test_files_that_a_run_reads_again_are_stored_by_whole_paths(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    remote = [
+        "remote.token_file='~/token'",
+        "remote.ca=ca.pem",
+        "remote.cert=keys/cert.pem",
+        "remote.key=keys/../key.pem",
+    ]
+    (job,) = compose_jobs([], ["remote.addresses=[127.0.0.1:9]", *remote, "logger=none"])
+    plain = to_plain(replace(job.config, sampler_folder="weights"), job.algo)
+    names = {"token_file": "home/token", "ca": "ca.pem", "cert": "keys/cert.pem", "key": "key.pem"}
+    assert {key: plain["remote"][key] for key in names} == {key: str(tmp_path / name) for key, name in names.items()}
+    assert plain["sampler_folder"] == str(tmp_path / "weights")
 
 
 @pytest.mark.slow

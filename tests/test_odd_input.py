@@ -19,6 +19,7 @@ import yaml
 import rlox
 from rlox.checkpoint import load_checkpoint
 from rlox.config import WandbConfig
+from rlox.config.servers import is_reachable
 from rlox.tracking.wandb import has_login
 from rlox.tracking.writer import explain
 from rlox_cli.config.compose import compose_jobs, compose_typed
@@ -479,6 +480,48 @@ def test_where_a_login_of_wandb_is_found(tmp_path, monkeypatch):
     assert not has_login()
     monkeypatch.setenv("WANDB_API_KEY", 40 * "0")
     assert has_login()
+
+
+def test_a_login_of_wandb_is_not_in_files_that_cannot_be_read(tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "WANDB_CONFIG_DIR", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for content in (b"machine api.wandb.ai login user password \xe9\n", b"machine"):
+        (tmp_path / ".netrc").write_bytes(content)
+        (tmp_path / ".netrc").chmod(0o600)
+        assert not has_login()
+
+
+@pytest.mark.parametrize("address", ["http://host:port", "http://[::1", "http://me:s3/cret@h", "host", "http://"])
+def test_an_address_without_a_host_or_a_port_names_its_key(address, command, tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_CONFIG_DIR", "MLFLOW_TRACKING_URI", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shown = address.replace("s3/cret", "***")
+    uri = f'logger.mlflow.tracking_uri="{address}"'
+    for words in ([uri], [uri, "--check"]):
+        code, out, err = command("train", "logger=mlflow", uri, *SMALL[1:], *words)
+        assert (code, "MLFLOW_TRACKING_URI must be" in err or "tracking_uri must be" in err) == (2, True), err
+        assert (shown in err, "s3" in out + err, "Traceback" in err) == (True, False, False), err
+    monkeypatch.setenv("WANDB_BASE_URL", address)
+    code, _, err = command("train", "logger=wandb", *SMALL[1:], "--check")
+    rule = f"must be an address such as https://HOST or http://HOST:5000, got {shown!r}"
+    assert (code, f"WANDB_BASE_URL {rule}" in err) == (2, True), err
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    code, _, err = command("pull", "me/agent")
+    assert (code, f"HF_ENDPOINT {rule}" in err) == (2, True), err
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("http_proxy", address)
+    if "://" in address:  # without, it is the host itself
+        code, _, err = command("pull", "me/agent")
+        assert (code, f"http_proxy {rule}" in err) == (2, True), err
+
+
+def test_a_host_that_is_no_name_does_not_answer():
+    assert not is_reachable("HF_ENDPOINT", "http://a..b:80")
 
 
 @pytest.mark.slow

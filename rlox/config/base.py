@@ -127,13 +127,17 @@ def _is_a(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-_PASSWORD = re.compile(r"(\w+://[^/\s@:]*:)[^/\s@]+@")
+# What is before the last @ of a host: a password after a user, or a token alone. And up to a later @, a password that
+# contains / ? or #, unless it looks like a port.
+_PASSWORD = re.compile(
+    r"(\w+://(?:[^/?#\s:]*:(?=[^/?#\s]+@))?)[^/?#\s]+@|(\w+://[^/?#\s:@\[]*:)(?!\d+(?:[/?#\s'\"]|$))[^\s@]+@"
+)
 HIDDEN = "***"
 
 
 def masked(text: str) -> str:
-    """Return `text` with ``***`` in place of the passwords of its URLs, for everything that is printed or stored."""
-    return _PASSWORD.sub(rf"\1{HIDDEN}@", text)
+    """Return `text` with ``***`` for the passwords and tokens in its URLs, for everything that is printed or stored."""
+    return _PASSWORD.sub(rf"\1\2{HIDDEN}@", text)
 
 
 def shown(value: Any) -> str:

@@ -34,6 +34,7 @@ from rlox.config.base import (
     operational,
 )
 from rlox.config.packages import import_package
+from rlox.config.servers import host_and_port
 from rlox.config.sqlite import is_sqlite, names_file, sqlite_file, sqlite_uri
 
 DISTRIBUTED = ("ddp", "fsdp")  # fsdp: language models only
@@ -144,15 +145,13 @@ class MlflowConfig(Config):
             If there is no such password, or if the variable names a store that rlox cannot write.
         """
         uri = self.tracking_uri
-        if uri is not None and f":{HIDDEN}@" in uri:
-            whole = os.environ.get("MLFLOW_TRACKING_URI", "")
-            if masked(whole) != uri:
+        if uri is not None and f"{HIDDEN}@" in uri:
+            if masked(os.environ.get("MLFLOW_TRACKING_URI", "")) != uri:
                 raise ValueError(
                     f"MlflowConfig: tracking_uri must be given again, since passwords are not stored, got {uri}; type "
                     "logger.mlflow.tracking_uri=URL with the password, or set MLFLOW_TRACKING_URI to it"
                 )
-            return whole
-        if uri is not None:
+        elif uri is not None:
             return uri
         uri = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///outputs/mlflow.db"
         if not _is_store(uri):
@@ -163,11 +162,15 @@ class MlflowConfig(Config):
         return uri
 
 
-_STORE = "be sqlite:///FILE without options, or start with http:// or https://"
+_STORE = (
+    "be sqlite:///FILE without options, or start with http://HOST or https://HOST, where a port is a number, and a "
+    "blank, /, ? or # in a password is %20, %2F, %3F or %23"
+)
 
 
 def _is_store(uri: str) -> bool:
-    return uri.startswith(("http://", "https://")) or names_file(uri)
+    sound = host_and_port(uri) is not None and not re.search(r"\s", uri)
+    return names_file(uri) or (uri.startswith(("http://", "https://")) and sound)
 
 
 @dataclass
@@ -429,10 +432,10 @@ def to_plain(config: RunConfig, algo: str) -> dict[str, Any]:
     """
     plain = asdict(config)
     plain["algo"] = {"name": algo, **plain["algo"]}
-    if plain["init_from"] is not None:
-        plain["init_from"] = os.path.abspath(plain["init_from"])
-    if plain["buffer"] is not None and plain["buffer"].get("folder") is not None:
-        plain["buffer"]["folder"] = os.path.abspath(plain["buffer"]["folder"])
+    files = [(plain, "init_from"), (plain, "sampler_folder"), (plain["buffer"] or {}, "folder")]
+    for section, key in (*files, *((plain["remote"], key) for key in ("token_file", "ca", "cert", "key"))):
+        if section.get(key) is not None:
+            section[key] = os.path.abspath(section[key])
     own = [*((plain, key) for key in ("model", "tokenizer", "reward")), (plain["eval"], "dataset")]
     for section, key in (*own, (plain["dataset"] or {}, "source")):
         if isinstance(name := section.get(key), list):
@@ -443,7 +446,7 @@ def to_plain(config: RunConfig, algo: str) -> dict[str, Any]:
         plain["logger"]["wandb"] = None if wandb.in_effect == "disabled" else {**vars(wandb), "mode": wandb.in_effect}
     if (mlflow := config.logger.mlflow) is not None:
         typed = mlflow.tracking_uri or ""
-        uri = typed if f":{HIDDEN}@" in typed else mlflow.in_effect  # the password is only needed to train
+        uri = typed if f"{HIDDEN}@" in typed else mlflow.in_effect  # the password is only needed to train
         # The mirror runs later in another process: a path must not depend on the current working directory.
         uri = sqlite_uri(Path(os.path.abspath(sqlite_file(uri)))) if is_sqlite(uri) else uri
         plain["logger"]["mlflow"]["tracking_uri"] = masked(uri)

@@ -143,4 +143,4 @@ def nominal_path(algo: str, env: str) -> Path:
 def load_nominal(algo: str, env: str) -> dict[str, Any] | None:
     """Return the shipped nominal runs of a cell, or None: ``settings``, and ``quantities`` as from `as_table`."""
     path = nominal_path(algo, env)
-    return json.loads(path.read_text()) if path.is_file() else None
+    return json.loads(path.read_text("utf-8")) if path.is_file() else None

@@ -36,7 +36,7 @@ from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.sb3 import find_python, read_curves, settings_of, train_curves
 from rlox_cli.bench.seeds import Run
 from rlox_cli.config.compose import Job, compose_jobs
-from rlox_cli.config.overrides import split_args
+from rlox_cli.config.overrides import split_args, without_password
 from rlox_cli.config.schema import with_env
 from rlox_cli.families.imports import import_modules
 from rlox_cli.records.runs import short, unit_of
@@ -139,7 +139,7 @@ def _reached_text(reached: dict[str, Any], counted: str) -> str:
 def write(content: dict[str, Any], path: Path) -> None:
     """Write the result as JSON, and its curves as a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(dumps(content) + "\n")
+    path.write_text(dumps(content) + "\n", "utf-8")
     drawn = {label: cell for label, cell in content["cells"].items() if cell["curves"]}
     if drawn:
         draw(drawn).savefig(path.with_suffix(".png"), dpi=110)
@@ -183,7 +183,7 @@ def _earlier(path: Path, jobs: dict[str, Job], score_only: bool) -> dict[str, di
     A job without a cell of its label is compared with the environment's only cell, of another algorithm.
     """
     try:
-        cells = dict(jsonlib.loads(path.read_text())["cells"])
+        cells = dict(jsonlib.loads(path.read_text("utf-8"))["cells"])
         for env in {job.config.env.id for label, job in jobs.items() if label not in cells}:
             ours = [label for label, job in jobs.items() if job.config.env.id == env]
             theirs = [cell for cell in cells.values() if cell.get("settings", {}).get("env", {}).get("id") == env]
@@ -294,6 +294,7 @@ def main(
     runs = None if runs is None else output_path("--runs", runs, folder=True)
     import_modules(imports)
     progress = TextConsole(stderr=True)
+    words = [without_password(word) for word in words]  # they are written into learn.json
     chosen = [*words, *([f"imports=[{','.join(imports)}]"] if imports else [])]
     cells = compose_cells(chosen)
     if runs is None:

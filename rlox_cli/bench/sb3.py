@@ -71,7 +71,7 @@ def _file_name(label: str, seed: int) -> str:
 def _read(path: Path, config: RunConfig) -> tuple[list[dict[str, float]], str]:
     steps = config.total_timesteps
     try:
-        saved = json.loads(path.read_text())
+        saved = json.loads(path.read_text("utf-8"))
         curve = [
             {key: row[key] for key in ("step", "mean", "std", "cpu_s") if key in row} for row in saved["evaluations"]
         ]
@@ -131,7 +131,7 @@ def train_curves(
     curves, version = {}, ""
     for seed in seeds:
         path = folder / _file_name(label, seed)
-        if not (path.is_file() and json.loads(path.read_text())["settings"] == settings):
+        if not (path.is_file() and json.loads(path.read_text("utf-8"))["settings"] == settings):
             eval_seed = 10_000 + seed if job.config.eval.seed is None else job.config.eval.seed
             answer = ask_worker(python, {"system": "sb3", "curve": settings, "seed": seed, "eval_seed": eval_seed}, 1)
             saved = {"cell": label, "seed": seed, "settings": settings, **answer}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -203,6 +202,7 @@ def _train_beside(
 def train_one(config: RunConfig, algo: str, seed: int, folder: Path, stop_flag: Path | None = None) -> Run | str:
     """Return the run of one seed, or the message if it diverged; as `train`."""
     import_modules(config.imports)  # a process of the pool has imported nothing yet
+    _require_same(config, algo, seed, folder)  # another command may have begun it since `train` looked
     config, quiet = replace(config, seed=seed), Console(quiet=True)
     last = folder / "checkpoints" / "last.safetensors"
     try:
@@ -210,9 +210,8 @@ def train_one(config: RunConfig, algo: str, seed: int, folder: Path, stop_flag: 
             if run_files.is_file(folder, "checkpoints/last.safetensors"):
                 resume(Resumption(config, algo, last, {}, trusted=True), quiet, stop_flag)
             else:
-                if (folder / FILE).is_file():  # interrupted before anything was saved
-                    shutil.rmtree(folder)
-                run(config, algo, folder, quiet, stop_flag)
+                # If it was interrupted before anything was saved, its next segment starts over.
+                run(config, algo, folder, quiet, stop_flag, again=True)
     except FloatingPointError as e:
         return str(e)
     return read(folder, seed)
@@ -227,13 +226,17 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _require_same(config: RunConfig, algo: str, seed: int, folder: Path) -> None:
-    """Raise a UsageError unless `folder` is new or contains the requested run."""
-    if not (folder / FILE).is_file():
-        return
+    """Raise a UsageError unless `folder` is new or contains the requested run, which nothing else is training."""
     if is_alive(folder):
         raise UsageError(f"{shown(folder)} is being trained by another process; wait for it, or choose another --runs")
+    if not (folder / FILE).is_file():
+        return
     if not any(run_files.is_file(folder, name) for name in ("config.yaml", "checkpoints/last.safetensors")):
-        return  # killed as it started: `train_one` starts over
+        try:
+            Ledger(folder).scan()  # of a run that was killed as it started: `train_one` starts over
+        except ValueError as e:
+            raise UsageError(f"{shown(folder)} must hold a run, or be new: {e}; choose another --runs") from e
+        return
     asked = {**settings(config, algo), "seed": seed}
     saved = read_config(folder)
     saved = {**_select_deciding(saved), "seed": saved.get("seed")}

@@ -184,7 +184,7 @@ def _read_return(system: str, output: str, folder: str) -> float:
     """Return the mean return of the last evaluation, from our record or from the last line of a peer's output."""
     if system != "rlox":
         return json.loads(output.splitlines()[-1])["eval_return"]
-    rows = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text("utf-8").splitlines()]
     return [row["eval/mean_return"] for row in rows if "eval/mean_return" in row][-1]
 
 

@@ -43,6 +43,7 @@ from rlox_cli.config.overrides import (
     refuse_blanks,
     refuse_forms,
     take_out_password,
+    without_password,
 )
 from rlox_cli.config.presets import name_choice
 from rlox_cli.config.ranges import count_values, number_at, read_search
@@ -217,7 +218,8 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
         master = composed(chosen, config_name, "")
         params = master.hydra.sweeper.get("params") or {}
         # What is typed replaces the parameters.
-        parsed = [*parser.parse_overrides([f"{key}={value}" for key, value in params.items()]), *typed]
+        lines = [without_password(f"{key}={value}") for key, value in params.items()]
+        parsed = [*parser.parse_overrides(lines), *typed]
         fixed = _first_job(parsed)
         if fixed != chosen:
             master = composed(fixed, config_name, f"job 0 of the sweep ({as_typed(fixed)}): ")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields
 from decimal import Decimal
 from functools import cache
+from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import OverrideType
-from hydra.errors import OverrideParseException
+from hydra.core.override_parser.types import ChoiceSweep, OverrideType, Quote, QuotedString
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from rlox import config as config_module
 from rlox.algorithms import ALGORITHMS, resolve
@@ -39,7 +42,6 @@ _VALUE_FLAGS = {*_CHOOSING_FLAGS, *("--cfg", "-c", "--package", "-p", "--info", 
 # Flags of which Hydra accepts one: what a command does with its configuration.
 _MODES = {"--run": 1, "-r": 1, "--multirun": 2, "-m": 2, "--cfg": 3, "-c": 3, "--info": 4, "-i": 4}
 _EXPONENT = r"(?<![\w.'\"+-])\d[\d_]*(?:\.\d+)?[eE]\+?\d{1,2}(?![\w.'\"])"
-_URI_OF_MLFLOW = re.compile(r"""(\+*logger\.mlflow\.tracking_uri=)(["']?)(\w+://[^\s"',]+)\2""")
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 
 
@@ -92,8 +94,8 @@ def split_args(args: list[str], own: Collection[str] = ()) -> tuple[list[str], l
         elif "=" in word or word.startswith("~"):
             if re.match(r"(env|buffer)\.kwargs[.=]", word):
                 word = f"++{word}"  # kwargs may have any key, but in Hydra's strict mode each key would be unknown
-            elif found := _URI_OF_MLFLOW.fullmatch(word):
-                word = _without_password(word, *found.groups())
+            elif "tracking_uri" in word:
+                word = without_password(word)
             elif re.search(_EXPONENT, word):
                 word = _as_integer(word)
             overrides.append(word)
@@ -203,10 +205,64 @@ def explain_unparsed(line: str) -> UsageError:
     )
 
 
-def _without_password(word: str, key: str, quote: str, uri: str) -> str:
-    """Return `word` without the password of its URI."""
-    hidden = take_out_password(uri)
-    return word if hidden == uri else f"{key}'{hidden}'"
+def without_password(word: str) -> str:
+    """Return an override without the password of an MLflow server, in whatever form it is typed.
+
+    Raises
+    ------
+    UsageError
+        If it names several servers with passwords, or in a form in which the password cannot be replaced.
+    """
+    if not ("mlflow" in word and "tracking_uri" in word):
+        return word
+    key, _, typed = word.partition("=")
+    texts = _texts(word)
+    secret = {text: uri for text in texts if masked(uri := _resolved(text).strip("'\"")) != uri}
+    if not secret and re.match(r"\w+://", typed) and masked(typed) != typed:
+        texts, secret = [typed], {typed: typed}  # not quoted, with characters that mean something else to Hydra
+    if len(set(secret.values())) > 1:
+        raise UsageError(
+            f"{key} must name one server with a password, got {len(secret)}; start a sweep for each, or leave the "
+            "passwords to MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        )
+    for text, uri in secret.items():
+        hidden = take_out_password(uri)
+        if len(texts) == 1 and typed[0] not in "[{":
+            return f"{key}={QuotedString(hidden, Quote.single).with_quotes()}"
+        if text not in word:
+            raise UsageError(f"{key} must have an address without backslashes, since it contains a password")
+        word = word.replace(text, hidden)
+    return word
+
+
+def _texts(word: str) -> list[str]:
+    """Return all texts in the value of an override; none if it cannot be parsed."""
+
+    def inside(value: Any) -> Iterator[str]:
+        if isinstance(value, (list, dict)):
+            for item in value.values() if isinstance(value, dict) else value:
+                yield from inside(item)
+        elif isinstance(value := getattr(value, "text", value), str):
+            yield value
+
+    try:
+        value = OverridesParser.create().parse_override(word).value()
+    except (HydraException, ValueError):
+        return []
+    return list(inside(value.list if isinstance(value, ChoiceSweep) else value))
+
+
+def _resolved(text: str) -> str:
+    """Return `text` with its references, such as ``${oc.env:NAME}``, replaced if they need nothing of the run."""
+    try:
+        return str(OmegaConf.create([text])[0]) if "${" in text else text
+    except OmegaConfBaseException as e:
+        if masked(text) == text:
+            return text
+        raise UsageError(
+            "logger.mlflow.tracking_uri must refer to nothing that is unknown before the run, since it contains a "
+            f"password, got {masked(text)}; set MLFLOW_TRACKING_URI to the address"
+        ) from e
 
 
 def take_out_password(uri: str) -> str:
@@ -275,7 +331,7 @@ def refuse_blanks(key: str, text: str) -> None:
 
 
 def _short(text: str) -> str:
-    return one_line(text, 60)
+    return one_line(masked(text), 60)
 
 
 def flag_value(flags: list[str], *names: str) -> str | None:

@@ -53,7 +53,7 @@ LONGEST_NAME = 200
 # Keys whose values are paths, or may be. A shell expands no ``~`` after ``KEY.WITH.DOTS=``, and some after no ``=``.
 _PATH_KEYS = (
     *("init_from", "model", "tokenizer", "reward", "sampler_folder", "buffer.folder", "dataset.source", "eval.dataset"),
-    "logger.mlflow.tracking_uri",
+    *("logger.mlflow.tracking_uri", "remote.token_file", "remote.ca", "remote.cert", "remote.key"),
 )
 # The prefix of each Config's keys. That of algorithms is `algo.`, that of replay memories `buffer.`.
 SECTION_OF = {
