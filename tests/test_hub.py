@@ -342,6 +342,9 @@ def test_a_password_is_not_shared(rlox_with, trained, tmp_path):
     done = rlox_with("card", "agent.safetensors", cwd=tmp_path)
     assert done.returncode == 2
     assert "run.logger.comet.url of agent.safetensors contains a password or a token" in done.stderr
+    for hidden in ("https://me:***@host", "https://***@host"):
+        agent.save(tmp_path / "agent.safetensors", run={"logger": {"comet": {"url": hidden}}})
+        assert rlox_with("card", "agent.safetensors", cwd=tmp_path).returncode == 0
 
 
 def restarted(record, changed):

@@ -287,8 +287,8 @@ def _peak() -> int:
     """Return the peak of this process's resident memory in bytes."""
     try:
         # getrusage may return the peak of the process that started this one.
-        with open("/proc/self/status") as file:
-            return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+        with open("/proc/self/status", "rb") as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith(b"VmHWM"))
     except OSError:
         try:
             import resource

@@ -56,7 +56,7 @@ def cpu_seconds() -> float:
     for listed in Path("/proc/self/task").glob("*/children"):
         for child in listed.read_text().split():
             try:
-                stat = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                stat = Path(f"/proc/{child}/stat").read_bytes().rpartition(b")")[2].split()
             except OSError:
                 continue  # the process has just ended
             total += sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -98,7 +98,7 @@ def find_source(path: Path) -> Source:
     run = folder if run_files.is_file(folder, FILE) else None
     source = Source(checkpoint, run, read_known_header(checkpoint), checkpoint)
     for where, key, value in _texts(source):
-        if _CREDENTIALS.search(value.replace(f":{HIDDEN}@", "")):
+        if _CREDENTIALS.search(value.replace(f"{HIDDEN}@", "")):
             raise UsageError(
                 f"{key} of {shown(where)} contains a password or a token, which would be shared; take it out of that "
                 "file, or train without it"
