@@ -77,6 +77,8 @@ def command(tmp_path, monkeypatch, capfd):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    # A command hands a typed password to its trackers in this variable.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", os.environ.get("MLFLOW_TRACKING_URI", ""))
     for name, seconds in forked.BRIEF.items():
         monkeypatch.setattr(estimate, name, seconds)
 
