@@ -93,8 +93,7 @@ class ActorCriticAlgorithm(OffPolicyAlgorithm):
             head = CategoricalHead(c.n_bins, c.v_min, c.v_max)
         elif c.critic_head == "quantile":
             head = QuantileHead(c.n_quantiles, c.drop_quantiles)
-        widths = c.hidden_sizes if c.critic_hidden_sizes is None else c.critic_hidden_sizes
-        sizes = (spec.obs_dim, spec.act_dim, widths, c.activation, rng, c.n_critics)
+        sizes = (spec.obs_dim, spec.act_dim, c.critic_widths, c.activation, rng, c.n_critics)
         return CriticEnsemble(*sizes, head, c.critic_norm, c.norm_after, dropout, c.residual_blocks)
 
     def adam(self, block: str, parameters: Iterable[nn.Parameter]) -> FlatOptimizer | NativeAdam:

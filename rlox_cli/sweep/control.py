@@ -25,12 +25,12 @@ from rlox_cli.config.ranges import is_search
 from rlox_cli.config.saved import configuration
 from rlox_cli.config.schema import SweeperConfig
 from rlox_cli.families.imports import list_needed_modules
-from rlox_cli.families.received import KEYS, find_doubtful, require_again, to_word
+from rlox_cli.families.received import KEYS, require_again, to_word
 from rlox_cli.records.ledger import FILE, Head, Progress, Sweep, SweepJob, job_id
 from rlox_cli.records.runs import EVALUATION
 from rlox_cli.run.mirrors import finish_mirrors
 from rlox_cli.sweep.launch import Launch, launcher_overrides
-from rlox_cli.sweep.tables import label, print_jobs, resume_command, resume_hint
+from rlox_cli.sweep.tables import find_again, label, print_jobs, resume_command, resume_hint
 from rlox_cli.terminal.account import paragraph
 from rlox_cli.terminal.console import TextConsole, print_text
 from rlox_cli.terminal.errors import UsageError
@@ -103,10 +103,10 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
                 "hydra/launcher=…, hydra.launcher.…=… and hydra.sweeper.…=…"
             )
     sweep = Sweep.read(folder)
-    jobs = [(job.config, sweep.folder / job.folder) for job in sweep.jobs.values()] if again else []
-    for setting in again if jobs else ():
-        if not any(setting == found[:2] for job in jobs for found in find_doubtful(*job)):
-            raise UsageError(f"{to_word(*setting)} must be as in a job of the sweep, whose jobs cannot change")
+    if again and sweep.jobs:
+        needed = find_again(sweep)
+        if wrong := [setting for setting in again if setting not in needed]:
+            raise UsageError(f"{to_word(*wrong[0])} must be as in a job of the sweep, whose jobs cannot change")
     sweep.hold()
     try:
         if sweep.head.version != __version__:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 from rich.console import Console
 
@@ -27,10 +28,15 @@ def resume_hint(job: SweepJob, progress: Progress) -> str:
     return f"resumes at {unit_of(job.config)[:-1]} {at:,}" if at else "starts over"
 
 
+def find_again(sweep: Sweep) -> list[tuple[str, Any]]:
+    """Return the settings of the jobs that must be typed again to resume the sweep, key and value."""
+    jobs = ((job.config, sweep.folder / job.folder) for job in sweep.jobs.values())
+    return [(key, value) for job in jobs for key, value, _ in find_doubtful(*job)]
+
+
 def resume_command(sweep: Sweep) -> str:
     """Return the command that resumes the sweep, with the modules and settings that must be typed again."""
-    jobs = [(job.config, sweep.folder / job.folder) for job in sweep.jobs.values()]
-    again = dict.fromkeys(to_word(key, value) for job in jobs for key, value, _ in find_doubtful(*job))
+    again = dict.fromkeys(to_word(*setting) for setting in find_again(sweep))
     return f"rlox sweep resume {shlex.join([shown(sweep.folder), *import_words(sweep.head.imports), *again])}"
 
 
