@@ -97,16 +97,17 @@ class ActorCriticAlgorithm(OffPolicyAlgorithm):
         return CriticEnsemble(*sizes, head, c.critic_norm, c.norm_after, dropout, c.residual_blocks)
 
     def adam(self, block: str, parameters: Iterable[nn.Parameter]) -> FlatOptimizer | NativeAdam:
-        if self.backend == "native":
-            return super().adam(block, parameters)
-        from rlox.nn.optimizers import FlatOptimizer
-
-        c, options = self.config, {}
+        c = self.config
         own = {"policy": c.actor_learning_rate, "critics": c.critic_learning_rate}
-        if block in own:
-            options = {"betas": (c.adam_beta1, c.adam_beta2), "weight_decay": c.weight_decay}
         rate = c.learning_rate if own.get(block) is None else own[block]
-        made = FlatOptimizer(parameters, rate, eps=1e-8, **options)
+        made: FlatOptimizer | NativeAdam
+        if self.backend == "native":  # whose optimisers have the plain settings
+            made = NativeAdam(parameters, block, rate)
+        else:
+            from rlox.nn.optimizers import FlatOptimizer
+
+            options = {"betas": (c.adam_beta1, c.adam_beta2), "weight_decay": c.weight_decay} if block in own else {}
+            made = FlatOptimizer(parameters, rate, eps=1e-8, **options)
         self._optimizers.append(made)
         return made
 

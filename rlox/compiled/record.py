@@ -5,7 +5,7 @@ Written by ``python tests/record_kernels.py``; see `rlox.compiled.guard`.
 
 COMPARED: dict[str, str] = {
     "rlox.algorithms.a2c": "4ae7c63c8a7c6dd2 ef4af244e3f1c05b",
-    "rlox.algorithms.actor_critic": "2ecbdc7a68154919 2872a948ee1da2a0",
+    "rlox.algorithms.actor_critic": "bdabdbd89e9c51ff 9b2da98779fa88c2",
     "rlox.algorithms.appo": "06e2fa8eadc698f2 ffc91f830bae1ec5",
     "rlox.algorithms.bc": "f219d3d4f9f9ea4c f2fa5441ad6bb379",
     "rlox.algorithms.cql": "c980398d5ceabcf6 5374806f0a88c8a4",
