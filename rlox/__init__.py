@@ -11,7 +11,7 @@ from types import ModuleType
 # In a checkout, `python -m …` puts ./rlox before the installed package, but only the installed one maps kernels/ in.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
-__version__ = "0.12.0"
+__version__ = "0.13.0"
 
 _EXPORTS = {
     "A2C": "rlox.algorithms.a2c",

@@ -1,4 +1,4 @@
-"""Checkpoints and a run folder of rlox 0.6.0, and checkpoints of 0.12.0, load, act as before and resume.
+"""Checkpoints and a run folder of rlox 0.6.0, and checkpoints of 0.12.0 and 0.13.0, load, act as before and resume.
 
 The scripts make.py in their folders wrote them.
 """
@@ -14,6 +14,7 @@ import pytest
 import rlox
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint
+from rlox_cli.config.presets import read_presets
 
 FOLDER = Path(__file__).parent / "checkpoints_0_6_0"
 EXPECTED = json.loads((FOLDER / "expected.json").read_text())
@@ -63,31 +64,41 @@ def test_a_run_of_0_6_0_resumes(tmp_path, command):
     assert "fresh" not in out + err  # environments and the memory are restored
 
 
-NEWER = FOLDER.with_name("checkpoints_0_12_0")
-EXPECTED_OF_NEWER = json.loads((NEWER / "expected.json").read_text())
-# These learn otherwise since 0.12.0: see CHANGELOG.
-CHANGED = {"grpo", "appo"}
+# The folders of 0.12.0 and 0.13.0, and the algorithms that learn otherwise since then: see CHANGELOG.
+NEWER = {"0.12.0": {"grpo", "appo"}, "0.13.0": set()}
 
 
-def test_every_algorithm_of_0_12_0_has_a_checkpoint():
-    assert {expected["algorithm"] for expected in EXPECTED_OF_NEWER.values()} == set(ALGORITHMS)
+def folder_of(version):
+    return FOLDER.with_name(f"checkpoints_{version.replace('.', '_')}")
+
+
+EXPECTED_OF_NEWER = {version: json.loads((folder_of(version) / "expected.json").read_text()) for version in NEWER}
+
+
+@pytest.mark.parametrize("version", NEWER)
+def test_every_algorithm_has_a_checkpoint(version):
+    assert {expected["algorithm"] for expected in EXPECTED_OF_NEWER[version].values()} == set(ALGORITHMS)
+
+
+def test_every_preset_has_a_checkpoint_of_0_13_0():
+    assert set(read_presets()) <= set(EXPECTED_OF_NEWER["0.13.0"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXPECTED_OF_NEWER)
-def test_a_checkpoint_of_0_12_0_loads_acts_and_resumes(name):
-    make, path, expected = (
-        runpy.run_path(str(NEWER / "make.py")),
-        NEWER / f"{name}.safetensors",
-        EXPECTED_OF_NEWER[name],
-    )
-    assert load_checkpoint(path).header["versions"]["rlox"] == "0.12.0"
+@pytest.mark.filterwarnings("ignore:train. schedules now end:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("version", "name"), [(version, name) for version in NEWER for name in EXPECTED_OF_NEWER[version]]
+)
+def test_a_newer_checkpoint_loads_acts_and_resumes(version, name):
+    folder, expected = folder_of(version), EXPECTED_OF_NEWER[version][name]
+    make, path = runpy.run_path(str(folder / "make.py")), folder / f"{name}.safetensors"
+    assert load_checkpoint(path).header["versions"]["rlox"] == version
     algorithm = make["load"](expected["algorithm"], path)
     if expected["backend"]:
         assert algorithm.backend == expected["backend"], algorithm.backend_reason
     same(make["describe"](algorithm), expected["saved"], rtol=1e-6)
     make["train_on"](algorithm)
-    if expected["algorithm"] not in CHANGED:
+    if expected["algorithm"] not in NEWER[version]:
         # Rounding errors of other CPUs grow while it learns.
         same(make["describe"](algorithm), expected["trained"], rtol=1e-3)
     assert algorithm.counters.updates == expected["trained"]["updates"]

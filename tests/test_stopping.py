@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -261,6 +262,31 @@ def test_signals_of_clusters_let_a_run_save_and_end(name, words, tmp_path):
     assert "everything up to it is saved. Resume with:" in process.output
     steps = load_checkpoint(tmp_path / "run/checkpoints/last.safetensors").header["counters"]["env_steps"]
     assert steps > 0
+
+
+def test_the_printed_command_resumes_a_run_with_what_must_be_typed_again(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from gymnasium.wrappers import ClipReward\n\n\nclass Mine(ClipReward):\n    pass\n"
+    )
+    sac = ["algo=sac", "env=Pendulum-v1", "env.wrappers=[{mine.Mine: {min_reward: -1, max_reward: 1}}]", *SMALL]
+    memory = ["buffer=mmap", "buffer.size=2000", "buffer.folder='else where'", "algo.learning_starts=100"]
+    endless = [*sac, *memory, "total_timesteps=1000000000", "checkpoint.every_steps=300"]
+    process = Process(tmp_path, "train", *endless)
+    process.wait_for((tmp_path / "run/checkpoints/last.safetensors").is_file)
+    process.process.send_signal(signal.SIGINT)
+    assert process.ended() == 130, process.output
+    (printed,) = (line for line in process.output.splitlines() if "Resume with: " in line)
+    resume = shlex.split(printed.partition("Resume with: ")[2])
+    folder = f"buffer.folder='{tmp_path / 'else where'}'"
+    assert resume == ["rlox", "train", "resume=run", folder, "--import", "mine"]
+    steps = load_checkpoint(tmp_path / "run/checkpoints/last.safetensors").header["counters"]["env_steps"]
+    done = forked.run(*resume[1:], f"total_timesteps={steps + 200}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (printed,) = (line for line in done.stdout.splitlines() if line.startswith("  evaluate "))
+    evaluate = shlex.split(printed)[1:]
+    assert evaluate == ["rlox", "eval", "run", "--import", "mine"]
+    done = forked.run(*evaluate[1:], "--episodes", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_closed_terminal_lets_a_run_save_and_end(tmp_path):

@@ -38,6 +38,8 @@ from rlox.envs.registry import find_module
 from rlox.processes.failures import failure_of, no_exit
 from rlox.tracking.record import FILE, Record
 from rlox_cli.families.family import family_of
+from rlox_cli.families.imports import import_words, list_needed_modules
+from rlox_cli.families.received import find_doubtful, to_word
 from rlox_cli.records.folders import require_new, require_own_files, resume_command
 from rlox_cli.run.mirrors import hand_over_password
 from rlox_cli.terminal.account import keep_traceback, summary
@@ -413,7 +415,7 @@ class Session:
             failure.running = steps > self.start or not isinstance(e, ValueError)
             failure.saved = _last_good(self.folder)
             if isinstance(e, RankLost):
-                failure.saved += f". Resume with: {_resume_command(self.folder)}"
+                failure.saved += f". Resume with: {self._resume_command()}"
             raise
         finally:
             if not closed:
@@ -432,7 +434,7 @@ class Session:
         if self.stop.signal_number:
             self.console.print(
                 f"stopped at {self.unit[:-1]} {steps:,}; everything up to it is saved. Resume with: "
-                f"{_resume_command(self.folder)}"
+                f"{self._resume_command()}"
             )
         else:
             if early:
@@ -445,13 +447,13 @@ class Session:
                 f"{self.family.counted}, best {best:{digits}}"
             )
         names = "last.safetensors" if best is None else "best.safetensors and last.safetensors"
-        module = find_module(self.config.env.id)
-        imports = "".join(f" --import {name}" for name in [*self.config.imports, *([module] if module else [])])
+        env = self.config.env
+        imports = self._import_words() if self.config.imports or env.wrappers or find_module(env.id) else []
         for name, value in (
             ("checkpoints", f"{shown(self.folder / 'checkpoints')} ({names})"),
             ("config", shown(self.folder / "config.yaml")),
             ("metrics", shown(self.folder / "metrics.jsonl")),
-            ("evaluate", f"rlox eval {shlex.quote(shown(self.folder))}{imports}"),
+            ("evaluate", shlex.join(["rlox", "eval", shown(self.folder), *imports])),
         ):
             self.console.print(f"  {name:<12} {value}")
         if self.stop.signal_number:
@@ -484,13 +486,25 @@ class Session:
                 self.stop.signals.saving()
                 failure_of(e).running = True
                 if isinstance(e, RankLost):
-                    failure_of(e).saved = f"{_last_good(self.folder)}. Resume with: {_resume_command(self.folder)}"
+                    failure_of(e).saved = f"{_last_good(self.folder)}. Resume with: {self._resume_command()}"
                 raise
             finally:
                 algorithm.close()
         if self.stop.signal_number:
             raise Stopped(self.stop.signal_number)
         return Outcome(self.folder, algorithm.counters.steps, time.perf_counter() - started, {}, None)
+
+    def _import_words(self) -> list[str]:
+        """Return the words that a command needs to read the run's files."""
+        modules = [*list_needed_modules(self._plain["env"], self._plain), *self.config.imports]
+        return import_words(dict.fromkeys(modules))
+
+    def _resume_command(self) -> str:
+        """Return the command that resumes this run, with the modules and settings that must be typed again."""
+        ranks = current()
+        start = f"torchrun --standalone --nproc-per-node={ranks.size} -m " if ranks.joined else ""
+        again = [to_word(key, value) for key, value, _ in find_doubtful(self._plain, self.folder)]
+        return f"{start}{resume_command(self.folder)} {shlex.join([*again, *self._import_words()])}".rstrip()
 
     def _print(self, text: str) -> None:
         self.console.print(text)
@@ -506,7 +520,7 @@ class Session:
         by_torchrun = self.algorithm.ranks.joined and e.signal_number == signal.SIGTERM
         cause = " by SIGTERM, which torchrun also sends when another rank has ended" if by_torchrun else ""
         last = (self.folder / "checkpoints" / "last.safetensors").is_file()
-        more = f". Resume with: {_resume_command(self.folder)}" if last else ""
+        more = f". Resume with: {self._resume_command()}" if last else ""
         return f"stopped at once{cause}. {_last_good(self.folder)}{more}"
 
 
@@ -539,13 +553,6 @@ def _identity(path: Path) -> tuple[int, int, int]:
     """Return what identifies a file that is never changed in place, only replaced."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _resume_command(folder: Path) -> str:
-    """Return the command that resumes this run."""
-    ranks = current()
-    start = f"torchrun --standalone --nproc-per-node={ranks.size} -m " if ranks.joined else ""
-    return start + resume_command(folder)
 
 
 def may_pass(e: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""The script that wrote the files in this folder, with rlox 0.12.0: ``PYTHONPATH=tests/llm python make.py FOLDER``.
+"""The script that wrote the files in this folder, with rlox 0.12.0: ``PYTHONPATH=tests/helpers python make.py FOLDER``.
 
 Each algorithm is trained, saved, loaded again and trained on; ``expected.json`` has what it computed then.
 """
@@ -81,7 +81,10 @@ def answer(algorithm):
         with torch.no_grad():
             return algorithm.log_probs(Sequences([[2, 3]], [[4, 5]])).flatten().tolist()
     obs_dim = 8 if algorithm.name == "mappo" else algorithm.spec.obs_dim
-    return np.asarray(algorithm.predict(np.full((1, obs_dim), 0.25, np.float32))).tolist()
+    acted = algorithm.predict(np.full((1, obs_dim), 0.25, np.float32))
+    if isinstance(acted, tuple):  # the action and the next state of a memory
+        return np.concatenate([np.ravel(part) for part in acted]).tolist()
+    return np.asarray(acted).tolist()
 
 
 def load(name, path):
@@ -108,37 +111,44 @@ def describe(algorithm):
     return {"answer": answer(algorithm), "weights": weights_of(algorithm), "updates": c.updates, "steps": c.steps}
 
 
-def save(folder, name, backend):
-    """Train, save, load, train on, and return the expected numbers."""
+def make(name, backend):
+    """Return a new algorithm, and for how long it is trained."""
     cls = resolve(ALGORITHMS[name].cls)
     options = {} if backend is None else {"backend": backend}
     if name in MODELS:
         settings = {"learning_rate": 1e-2, "batch_size": 4, "seed": 3, **MODELS[name], **FUNCTIONS.get(name, {})}
-        algorithm, n = cls(toy.model(), tokenizer=toy.tokenizer(), **settings), 3
-    elif name in ENVS:
+        return cls(toy.model(), tokenizer=toy.tokenizer(), **settings), 3
+    if name in ENVS:
         env, settings = ENVS[name]
-        algorithm, n = cls(env, **settings, **options), STEPS
-    else:
-        algorithm, n = cls(dataset(), 3, 1, **OFFLINE, **options), STEPS // 4
+        return cls(env, **settings, **options), STEPS
+    return cls(dataset(), 3, 1, **OFFLINE, **options), STEPS // 4
+
+
+def save(path, algorithm, n):
+    """Train, save, load, train on, and return the expected numbers."""
+    name, backend = algorithm.name, getattr(algorithm, "backend", None)
     algorithm.train(n)
-    path = folder / f"{name}{'' if backend is None else '-' + backend}.safetensors"
     algorithm.save(path)
     if hasattr(algorithm, "save_buffer") and getattr(algorithm, "buffer", None) is not None and name in ENVS:
         algorithm.save_buffer(path.with_suffix(".memory"))
-    expected = {"algorithm": name, "backend": algorithm.backend if backend else None}
+    expected = {"algorithm": name, "backend": None if name in (*MODELS, *ONE_BACKEND) else backend}
     again = load(name, path)
     expected["saved"] = describe(again)
     train_on(again)
-    expected["trained"] = describe(again)
-    return path.stem, expected
+    return expected | {"trained": describe(again)}
 
 
-def main(folder):
+def save_all(folder):
+    """Save every algorithm with every backend; return the expected numbers by the names of the files."""
     expected = {}
     for name in ALGORITHMS:
-        for backend in [None] if name in MODELS or name in ONE_BACKEND else ["native", "torch"]:
-            key, value = save(folder, name, backend)
-            expected[key] = value
+        for backend in [None] if name in (*MODELS, *ONE_BACKEND) else ["native", "torch"]:
+            key = name if backend is None else f"{name}-{backend}"
+            expected[key] = save(folder / f"{key}.safetensors", *make(name, backend))
+    return expected
+
+
+def write(folder, expected):
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
@@ -146,4 +156,4 @@ if __name__ == "__main__":
     assert rlox.__version__ == "0.12.0"
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    write(Path(sys.argv[1]), save_all(Path(sys.argv[1])))
