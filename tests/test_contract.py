@@ -217,7 +217,8 @@ def test_value_learns_one_over_one_minus_gamma_under_a_time_limit(name):
     algorithm = make(
         name,
         lambda: probes.ConstantReward(5, continuous),
-        on={"ent_coef": 0.0},
+        # With steps of constant size, Adam turns rounding errors into steps once the value is exact, and it drifts.
+        on={"ent_coef": 0.0, "learning_rate_schedule": "linear"},
         n_envs=8,
         gamma=gamma,
         learning_rate=1e-2 if not off_policy(name) else 3e-3,

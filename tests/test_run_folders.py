@@ -285,6 +285,7 @@ def test_sync_leaves_a_damaged_run_out(root):
     assert "[/red]\\x1b[2J: csv complete" in done.stdout
     assert "runs/dqn: no tracker configured" in done.stdout
     assert (root / odd / "metrics.csv").is_file()
+    refused(["sync", "runs/ppo"], root, "runs/ppo/config.yaml must be YAML as rlox writes it")
 
 
 def test_a_run_folder_may_be_reached_through_a_link(root):

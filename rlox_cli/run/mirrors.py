@@ -58,12 +58,12 @@ def hand_over_password(mlflow: MlflowConfig) -> None:
 
 
 def sync(runs: list[Path]) -> None:
-    """Mirror each run. Print a line for a run that cannot be read.
+    """Mirror each run. Print a line for each of several runs that cannot be read.
 
     Raises
     ------
-    ValueError
-        At once if a path is no run folder, or there are no runs.
+    ValueError, LookupError, TypeError, OSError
+        At once if a path is no run folder, if there are no runs, or if the only one cannot be read.
     RuntimeError
         At the end if any run could not be mirrored.
     """
@@ -80,6 +80,8 @@ def sync(runs: list[Path]) -> None:
             with console.status(Text(visible(f"syncing {shown(run)}"))):
                 reports = tracking.sync(run)
         except (ValueError, LookupError, TypeError, OSError) as e:
+            if len(runs) == 1:
+                raise
             # A damaged run does not keep the others from being synced.
             print_text(f"rlox sync: {shown(run)} is left out: {paragraph(e)}", stderr=True)
             left_out += 1

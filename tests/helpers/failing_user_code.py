@@ -81,7 +81,7 @@ class NoFlag(Sound):
         return super().step(action)[0], 1.0, False, None, {}
 
 
-class NoInfo(Sound):
+class InfoOfNone(Sound):
     def step(self, action):
         return *super().step(action)[:4], None
 
@@ -171,4 +171,4 @@ def nan_reward(obs, actions, raw_rewards):
 for kind in (Sound, *Sound.__subclasses__()):
     gymnasium.register(f"{kind.__name__}-v0", kind, disable_env_checker=True)
 gymnasium.register("Checked-v0", FourValues, max_episode_steps=50)
-gymnasium.register("CheckedInfo-v0", NoInfo, max_episode_steps=50)
+gymnasium.register("CheckedInfo-v0", InfoOfNone, max_episode_steps=50)
